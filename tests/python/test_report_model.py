@@ -193,6 +193,18 @@ def test_the_best_peer_is_the_fastest_other_library(tmp_path: Path) -> None:
     assert found.backends[:2] == ["unisono", "unisono:two_shot"]
 
 
+def test_what_quantises_is_a_peer_of_what_quantises_alone(tmp_path: Path) -> None:
+    what, bits = data.case(), {"unisono:fp8": 8.25, "flashinfer": 8.125}
+    times = {"unisono": 20, "nccl": 30, "unisono:fp8": 10, "flashinfer": 15}
+    timed = [data.timed(name, what, us) for name, us in times.items()]
+    rows = [msgspec.structs.replace(one, wire_bits=bits.get(one.backend)) for one in timed]
+    found = model.load(data.write(tmp_path, data.run(), rows, data.end())).rows
+    assert [pair.peer.backend for pair in pairing.pairs(found, "unisono")[0]] == ["nccl"]
+    assert [pair.peer.backend for pair in pairing.pairs(found, "unisono:fp8")[0]] == ["flashinfer"]
+    ((named,), _, _) = pairing.pairs(found, "unisono", "flashinfer")
+    assert named.peer.backend == "flashinfer"
+
+
 def test_subject_without_unisono() -> None:
     assert model.subject_of(["gloo", "mpi"]) == "gloo"
     assert model.subject_of(["gloo"]) is None

@@ -89,6 +89,10 @@ class Row:
         return Interval(r.median_us, r.ci_low_us, r.ci_high_us, sure)
 
     @property
+    def quantises(self) -> bool:
+        return self.result.wire_bits is not None
+
+    @property
     def launches(self) -> int:
         """Returns how many launches of the ranks the interval covers; 0: the records do not say."""
         return len(set(self.result.launches))

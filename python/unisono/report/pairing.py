@@ -80,7 +80,8 @@ def pairs(
 ) -> tuple[list[Pair], list[Row], list[Row]]:
     """Returns the subject's rows with their peers, those without, and the best row of each other case.
     `against` names a backend, or is `best`: the peer with the smallest median of each case. Variants of the
-    subject (`unisono:two_shot`) are peers only if named. What sends nothing is left out."""
+    subject (`unisono:two_shot`) are peers only if named, and so is what quantises of what does not. What
+    sends nothing is left out."""
     by_case: dict[Key, list[Row]] = {}
     for row in rows:
         if sends(row.key.case):
@@ -88,7 +89,7 @@ def pairs(
     matched, alone, missing = [], [], []
     for members in by_case.values():
         own = [row for row in members if row.backend == subject]
-        peers = [row for row in members if _is_peer(row.backend, subject, against)]
+        peers = [row for row in members if _is_peer(row, own, subject, against)]
         peers.sort(key=lambda row: (row.interval.median, row.backend))
         if peers:
             matched += [against_peers(row, peers) for row in own]
@@ -98,7 +99,8 @@ def pairs(
     return matched, alone, missing
 
 
-def _is_peer(backend: str, subject: str | None, against: str) -> bool:
-    if against == "best":
-        return family(backend) != family(subject or "")
-    return backend == against != subject
+def _is_peer(row: Row, own: Iterable[Row], subject: str | None, against: str) -> bool:
+    if against != "best":
+        return row.backend == against != subject
+    alike = all(row.quantises == one.quantises for one in own)
+    return alike and family(row.backend) != family(subject or "")

@@ -101,6 +101,7 @@ struct Lines {
 template <class Framing>
 struct Whole : Framing {
   using typename Framing::Data;
+  static constexpr bool kWhole = true;
   __device__ static Data load(const byte* src, unsigned at, unsigned bytes) {
     Data data;
 #pragma unroll
@@ -121,6 +122,7 @@ struct Whole : Framing {
 template <class Framing>
 struct Ragged : Framing {
   using typename Framing::Data;
+  static constexpr bool kWhole = false;
   __device__ static int words() { return Framing::has(1) ? Framing::kWords : 1; }
   __device__ static int left(unsigned at, unsigned bytes) {
     const int all = static_cast<int>(bytes - at);

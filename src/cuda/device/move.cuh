@@ -1,10 +1,13 @@
 // The arithmetic of the CUDA lane: one block copies, or combines in rank order, if possible by 16-byte packs.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "base/numeric.hpp"
+#include "cuda/device/elements.cuh"
 #include "cuda/layout.hpp"
 
 namespace unisono::cuda {
@@ -73,16 +76,36 @@ struct alignas(sizeof(T) * kCount) Pack {
 // Combines one pack of each source, at most kSources, into one.
 template <class T, Op op, std::size_t kCount, int kSources>
 __device__ Pack<T, kCount> combine_packs(const Pack<T, kCount> (&packs)[kSources], int n_srcs) {
-  Pack<T, kCount> result;
+  constexpr bool kHalves = (std::is_same_v<T, F16> || std::is_same_v<T, BF16>) && kCount % 2 == 0;
+  using E = Elements<T, kHalves ? static_cast<int>(kCount) : 4>;
+  typename Wide<T>::type wide[kCount];
+  const auto widen = [](const Pack<T, kCount>& pack, auto& to) {
+    if constexpr (kHalves) {
+      std::bit_cast<E>(pack).widen(to);
+    } else {
 #pragma unroll
-  for (std::size_t e = 0; e < kCount; ++e) {
-    auto wide = Wide<T>::from(packs[0].elements[e]);
+      for (std::size_t e = 0; e < kCount; ++e) to[e] = Wide<T>::from(pack.elements[e]);
+    }
+  };
+  widen(packs[0], wide);
 #pragma unroll
-    for (int s = 1; s < kSources; ++s)
-      if (s < n_srcs) wide = unisono::combine<op, T>(wide, Wide<T>::from(packs[s].elements[e]));
-    result.elements[e] = Wide<T>::to(finish<op, T>(wide, n_srcs));
+  for (int s = 1; s < kSources; ++s) {
+    typename Wide<T>::type next[kCount];
+    widen(packs[s], next);
+#pragma unroll
+    for (std::size_t e = 0; e < kCount; ++e)
+      if (s < n_srcs) wide[e] = unisono::combine<op, T>(wide[e], next[e]);
   }
-  return result;
+#pragma unroll
+  for (std::size_t e = 0; e < kCount; ++e) wide[e] = finish<op, T>(wide[e], n_srcs);
+  if constexpr (kHalves) {
+    return std::bit_cast<Pack<T, kCount>>(E::narrow(wide));
+  } else {
+    Pack<T, kCount> result;
+#pragma unroll
+    for (std::size_t e = 0; e < kCount; ++e) result.elements[e] = Wide<T>::to(wide[e]);
+    return result;
+  }
 }
 
 // Combines `count` packs from pack `begin` on. At most kSources sources; kFlight packs of each are in flight

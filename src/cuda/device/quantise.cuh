@@ -1,10 +1,9 @@
 // The CUDA lane's requantise (lane.hpp). A thread has half a block: 16 elements, stored as 16 bytes at once.
 #pragma once
 
-#include <type_traits>
-
 #include "base/wire.hpp"
 #include "cuda/device/codes.cuh"
+#include "cuda/device/elements.cuh"
 #include "cuda/device/move.cuh"
 
 namespace unisono::cuda {
@@ -87,71 +86,27 @@ __device__ inline Half encode(const float (&values)[kHalf]) {
   return encode_with<Code>(values, 0xffffffffu, threadIdx.x % 32 ^ 1);
 }
 
-// The elements of half a block, as they lie in memory.
+// Loads the elements from `at` on, and zeros past `count`. whole: by words of 16 bytes.
 template <class T>
-struct Elements {
-  static constexpr int kPacks = sizeof(T), kEach = sizeof(uint4) / sizeof(T);
-  Pack<T, kEach> packs[kPacks];
-
-  // Loads the elements from `at` on, and zeros past `count`. whole: by words of 16 bytes.
-  __device__ void load(const byte* src, std::size_t at, std::size_t count, bool whole) {
-    const T* from = reinterpret_cast<const T*>(src) + at;
-    if (whole && at + kHalf <= count) {
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) packs[p] = reinterpret_cast<const Pack<T, kEach>*>(from)[p];
-    } else {
-#pragma unroll
-      for (int e = 0; e < kHalf; ++e) packs[e / kEach].elements[e % kEach] = at + e < count ? from[e] : T{};
-    }
-  }
-  __device__ void store(byte* dst, std::size_t at, std::size_t count, bool whole) const {
-    T* to = reinterpret_cast<T*>(dst) + at;
-    if (whole && at + kHalf <= count) {
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) reinterpret_cast<Pack<T, kEach>*>(to)[p] = packs[p];
-    } else {
-#pragma unroll
-      for (int e = 0; e < kHalf; ++e)
-        if (at + e < count) to[e] = packs[e / kEach].elements[e % kEach];
-    }
-  }
-  __device__ void widen(float (&values)[kHalf]) const {
-#pragma unroll
-    for (int e = 0; e < kHalf; ++e) values[e] = Wide<T>::from(packs[e / kEach].elements[e % kEach]);
-  }
-  __device__ void narrow(const float (&values)[kHalf]) {
-#pragma unroll
-    for (int e = 0; e < kHalf; e += 2)
-      narrow_two(values[e], values[e + 1], &packs[e / kEach].elements[e % kEach]);
-  }
-
- private:
-  __device__ static void narrow_two(float first, float second, T* to) {
-    if constexpr (std::is_same_v<T, BF16>) {
-      std::uint32_t both;
-      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
-      to[0].bits = static_cast<std::uint16_t>(both);
-      to[1].bits = static_cast<std::uint16_t>(both >> 16);
-    } else {
-      to[0] = Wide<T>::to(first);
-      to[1] = Wide<T>::to(second);
-    }
-  }
-};
-
+__device__ inline Elements<T, kHalf> load_half(const byte* src, std::size_t at, std::size_t count,
+                                               bool whole) {
+  const T* from = reinterpret_cast<const T*>(src) + at;
+  if (whole && at + kHalf <= count) return Elements<T, kHalf>::load(from);
+  return Elements<T, kHalf>::load(
+      from, at < count ? static_cast<unsigned>(smaller(count - at, std::size_t{kHalf})) : 0);
+}
 template <class T>
 __device__ inline void load_elements(const byte* src, std::size_t at, std::size_t count, bool whole,
                                      float (&values)[kHalf]) {
-  Elements<T> elements;
-  elements.load(src, at, count, whole);
-  elements.widen(values);
+  load_half<T>(src, at, count, whole).widen(values);
 }
 template <class T>
 __device__ inline void store_elements(byte* dst, std::size_t at, std::size_t count, bool whole,
                                       const float (&values)[kHalf]) {
-  Elements<T> elements;
-  elements.narrow(values);
-  elements.store(dst, at, count, whole);
+  T* to = reinterpret_cast<T*>(dst) + at;
+  const auto elements = Elements<T, kHalf>::narrow(values);
+  if (whole && at + kHalf <= count) elements.store(to);
+  else elements.store(to, at < count ? static_cast<unsigned>(smaller(count - at, std::size_t{kHalf})) : 0);
 }
 
 // Stores half block `i` of a result to every destination: as elements, or in its wire form.
@@ -183,7 +138,7 @@ __device__ __noinline__ void requantise(const Dst* dsts, int n_dsts, const byte*
   const bool whole_dst = plain.dst >= 0 && whole(dsts[plain.dst].at);
   struct Loaded {
     Half arrived[kSources];
-    Elements<T> own;
+    Elements<T, kHalf> own;
   };
   auto load = [&](unsigned i, Loaded& loaded) {
     if (i >= halves) return;
@@ -192,7 +147,7 @@ __device__ __noinline__ void requantise(const Dst* dsts, int n_dsts, const byte*
       if (s < n_srcs && s != plain.src)
         loaded.arrived[s] = {reinterpret_cast<const uint4*>(srcs[s])[i],
                              static_cast<std::uint32_t>(srcs[s][scales + i / 2])};
-    if (plain.src >= 0) loaded.own.load(srcs[plain.src], std::size_t{i} * kHalf, count, whole_src);
+    if (plain.src >= 0) loaded.own = load_half<T>(srcs[plain.src], std::size_t{i} * kHalf, count, whole_src);
   };
   Loaded next{};
   if constexpr (kAhead) load(threadIdx.x, next);

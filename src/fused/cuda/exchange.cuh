@@ -17,19 +17,26 @@ using cuda::Packet;
 // Adds the residual to a word of sums.
 template <class T>
 __device__ inline std::uint64_t join(std::uint64_t sums, std::uint64_t residual) {
-  using P = Pack<T, cuda::kPacketBytes / sizeof(T)>;
-  const auto sum = std::bit_cast<P>(sums), rest = std::bit_cast<P>(residual);
-  P joined;
+  constexpr int kCount = cuda::kPacketBytes / sizeof(T);
+  using Word = Elements<T, kCount>;
+  float sum[kCount], rest[kCount];
+  std::bit_cast<Word>(sums).widen(sum);
+  std::bit_cast<Word>(residual).widen(rest);
 #pragma unroll
-  for (std::size_t e = 0; e < cuda::kPacketBytes / sizeof(T); ++e)
-    joined.elements[e] = Wide<T>::to(Wide<T>::from(sum.elements[e]) + Wide<T>::from(rest.elements[e]));
-  return std::bit_cast<std::uint64_t>(joined);
+  for (int e = 0; e < kCount; ++e) sum[e] = sum[e] + rest[e];
+  return std::bit_cast<std::uint64_t>(Word::narrow(sum));
 }
 
 // A piece of a block's part of a row: the row's number among its owner's, and the first byte in the row.
 struct Piece {
   unsigned step, at;
 };
+
+// Finishes a span of a row that is not fast. Not inline: the kernel's fast rows need the registers.
+template <class T>
+__device__ __noinline__ void finish_slowly(const Work& work, Span span, Values values, std::size_t row) {
+  Finisher<T, false>(work, span, {}, values, row).run();
+}
 
 // kMost: peers. Every step has a row of every owner, of which the last owners may have fewer; in one step all
 // ranks have each row.
@@ -38,6 +45,7 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
   using Data = typename Framing::Data;
   constexpr int kRows = kTwoSteps ? kMost : 1;  // that are given at a time
   extern __shared__ __align__(32) byte held[];
+  __shared__ std::uint64_t landed;
   const Exchange& x = of.x;
   const Work& work = of.work;
   const unsigned thread = threadIdx.x, team = blockIdx.x / of.cluster, teams = gridDim.x / of.cluster;
@@ -48,6 +56,7 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
   const Span span{first_element, min(first_element + of.part, work.hidden)};
   const unsigned begin = span.begin * sizeof(T), end = span.end * sizeof(T);
   Piece piece{team, begin};
+  cuda::begin_landing(&landed, of.cluster);
   cuda::come_to_cluster(of.cluster);
   cuda::follow_last_kernel();
   if (piece.step >= of.steps) return;
@@ -110,12 +119,23 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
 #pragma unroll
     for (int w = 0; w < Framing::kWords; ++w)
       if (const unsigned at = one.at + offset + 8 * w; Framing::has(w) && at < end)
-        cuda::store_in_cluster(reinterpret_cast<std::uint64_t*>(held + index * of.row_bytes + at), data.at[w],
-                               of.cluster);
+        cuda::land(&landed, reinterpret_cast<std::uint64_t*>(held + index * of.row_bytes + at), data.at[w],
+                   of.cluster);
   };
+  // A lost unit is held too, of any content: the cluster waits for its bytes.
   const auto keep = [&](unsigned index, int owner, const Piece& one, const Data& data) {
-    Framing::store(work.residual_out + row_of(owner, one.step) * work.row_bytes, one.at + offset, end, data);
+    if (!lost)
+      Framing::store(work.residual_out + row_of(owner, one.step) * work.row_bytes, one.at + offset, end,
+                     data);
     hold(index, one, data);
+  };
+  // Waits for the rows of a step. odd: whether it has waited for an odd number of steps.
+  const auto await_rows = [&](unsigned step, bool odd) {
+    if (of.row_bytes == 0) return cuda::meet_cluster(of.cluster);
+    unsigned rows = kTwoSteps ? 0 : 1;
+    for (int owner = 0; kTwoSteps && owner < x.ranks; ++owner) rows += owns(owner, step);
+    const std::size_t bytes = rows * round_up(work.row_bytes, sizeof(std::uint64_t));
+    cuda::await_landed(&landed, static_cast<std::uint32_t>(bytes), odd, of.cluster);
   };
   const auto receive = [&](const Piece& one, const Data& own, const Data& residual) {
     const bool mine = travels(one) && owns(x.rank, one.step);
@@ -134,13 +154,13 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
         cuda::each_peer<kMost>(x.passes, [&](int p) {
           Framing::put(mine, x.rings[p] + (ring + area + count[p] % cuda::kTurns * turn), count[p], joined);
         });
-    if (mine && !lost) keep(0, x.rank, one, joined);
+    if (mine) keep(0, x.rank, one, joined);
     if constexpr (kTwoSteps) {
       const auto comes = [&](int p) { return travels(one) && owns(cuda::rank_of(p, x.rank), one.step); };
       take(area, comes, got);
 #pragma unroll
       for (int p = 0; p < kMost; ++p)
-        if (comes(p) && !lost) keep(p + 1, cuda::rank_of(p, x.rank), one, Framing::data(got[p]));
+        if (comes(p)) keep(p + 1, cuda::rank_of(p, x.rank), one, Framing::data(got[p]));
     }
   };
   const auto finish = [&](unsigned step, const Weights<T>& weights) {
@@ -148,15 +168,21 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
       const int owner = index == 0 ? x.rank : cuda::rank_of(static_cast<int>(index) - 1, x.rank);
       if (!owns(owner, step)) continue;
       const std::size_t row = row_of(owner, step);
-      const Values values = of.row_bytes > 0 ? Values{held + index * of.row_bytes, true}
-                                             : Values{work.residual_out + row * work.row_bytes, work.whole};
-      Finisher<T>(work, span, weights, values, row).run();
+      const Values in_shared{held + index * of.row_bytes, true};
+      if constexpr (Framing::kWhole)
+        if (work.whole && of.row_bytes > 0) {
+          Finisher<T, true>(work, span, weights, in_shared, row).run();
+          continue;
+        }
+      const Values values =
+          of.row_bytes > 0 ? in_shared : Values{work.residual_out + row * work.row_bytes, work.whole};
+      finish_slowly<T>(work, span, values, row);
     }
   };
 
   give(piece, 1);
   tell();
-  const Weights<T> weights(work, span);
+  const Weights<T> weights = weights_of<T>(work, span);
   cuda::await_cluster(of.cluster);  // its blocks have begun
   for (bool first = true;; first = false) {
     // Each piece is sent before the last one is received, so that the links have work in the meantime.
@@ -180,9 +206,9 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
       if (x.gives.has(p)) ++count[p];
     receive(piece, own, residual);
     if (next.step != piece.step) {
-      cuda::meet_cluster(of.cluster);  // the rows of this step are there
+      await_rows(piece.step, (piece.step - team) / teams % 2 != 0);
       finish(piece.step, weights);
-      if (more) cuda::meet_cluster(of.cluster);  // and have been read
+      if (more) cuda::pass_cluster(of.cluster);  // the rows have been read
     }
     if (!more) break;
     piece = next;

@@ -71,7 +71,7 @@ void finish(cuda::Engine& engine, const Task& task, const byte* sums) {
   const bool few = task.call.hidden > std::size_t{8} * kFewestThreads && task.call.rows <= kFewRows;
   const int threads = few ? kMostFinishing : kFewestThreads;
   engine.start(
-      gpu::finish_kernel(task.call.dtype, threads), &finish,
+      gpu::finish_kernel(task.call.dtype, threads, finish.work.whole && finish.row_bytes > 0), &finish,
       {.blocks = static_cast<int>(task.call.rows), .threads = threads, .shared_bytes = finish.row_bytes},
       task.call.stream);
 }

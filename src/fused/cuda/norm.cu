@@ -6,53 +6,41 @@ namespace unisono::fused::gpu {
 namespace {
 
 // Adds the residual to a row of sums, into residual_out and, if rows fit there, shared memory.
-template <class T, int kThreads>
+template <class T, int kThreads, bool kFast>
 __device__ inline void join(const Finish& of, std::size_t row, byte* held) {
   // Vectors that a thread loads before it stores the first.
   constexpr int kAhead = kThreads > kSummers ? 1 : static_cast<int>(8 / sizeof(T));
   constexpr unsigned kStride = kThreads * kVector;
-  using Elements = Pack<T, kVector>;
+  using Joined = Elements<T, kVector>;
   const Work& work = of.work;
+  const unsigned hidden = work.hidden;
   const std::size_t begin = row * work.row_bytes;
-  const byte *const sums = of.sums + begin, *const residual = work.residual + begin;
-  const auto keep = [&](const float (&sum)[kVector], const float (&rest)[kVector], unsigned at) {
-    Elements joined;
+  for (unsigned first = threadIdx.x * kVector; first < hidden; first += kAhead * kStride) {
+    Joined sum[kAhead], rest[kAhead];
 #pragma unroll
-    for (int e = 0; e < kVector; ++e) joined.elements[e] = Wide<T>::to(sum[e] + rest[e]);
-    store(work.residual_out + begin, joined, at, work.hidden, work.whole);
-    if (of.row_bytes > 0) store(held, joined, at, work.hidden, true);
-  };
-  unsigned at = threadIdx.x * kVector;
-  if (work.whole)
-    for (; at < work.hidden; at += kAhead * kStride) {
-      Elements sum[kAhead], rest[kAhead];
+    for (int k = 0; k < kAhead; ++k)
+      if (const unsigned at = first + k * kStride; at < hidden) {
+        sum[k] = load<kFast, T, kVector>(of.sums + begin, at, hidden, work.whole);
+        rest[k] = load<kFast, T, kVector>(work.residual + begin, at, hidden, work.whole);
+      }
 #pragma unroll
-      for (int k = 0; k < kAhead; ++k)
-        if (const unsigned here = at + k * kStride; here < work.hidden) {
-          sum[k] = *reinterpret_cast<const Elements*>(sums + here * sizeof(T));
-          rest[k] = *reinterpret_cast<const Elements*>(residual + here * sizeof(T));
-        }
+    for (int k = 0; k < kAhead; ++k) {
+      const unsigned at = first + k * kStride;
+      if (at >= hidden) break;
+      float some[kVector], others[kVector];
+      sum[k].widen(some);
+      rest[k].widen(others);
 #pragma unroll
-      for (int k = 0; k < kAhead; ++k)
-        if (const unsigned here = at + k * kStride; here < work.hidden) {
-          float some[kVector], others[kVector];
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) {
-            some[e] = Wide<T>::from(sum[k].elements[e]);
-            others[e] = Wide<T>::from(rest[k].elements[e]);
-          }
-          keep(some, others, here);
-        }
+      for (int e = 0; e < kVector; ++e) some[e] = some[e] + others[e];
+      const auto joined = Joined::narrow(some);
+      store<kFast>(work.residual_out + begin, joined, at, hidden, work.whole);
+      if (kFast || of.row_bytes > 0) store<kFast>(held, joined, at, hidden, true);
     }
-  for (; at < work.hidden; at += kStride) {
-    float some[kVector], others[kVector];
-    load<T>(some, sums, at, work.hidden, false);
-    load<T>(others, residual, at, work.hidden, false);
-    keep(some, others, at);
   }
 }
 
-template <class T, int kThreads>
+// kFast: rows are whole, and lie in shared memory.
+template <class T, int kThreads, bool kFast>
 __global__ void __launch_bounds__(kThreads, kThreads > kSummers ? 1 : 3)
     finish_rows(const __grid_constant__ Finish of) {
   extern __shared__ __align__(32) byte held[];
@@ -60,25 +48,31 @@ __global__ void __launch_bounds__(kThreads, kThreads > kSummers ? 1 : 3)
   const Work& work = of.work;
   const std::size_t row = blockIdx.x;
   const Span span{0, work.hidden};
-  const Weights<T> first(work, span);
-  join<T, kThreads>(of, row, held);
+  const Weights<T> weights = weights_of<T>(work, span);
+  join<T, kThreads, kFast>(of, row, held);
   __syncthreads();
-  const Values values =
-      of.row_bytes > 0 ? Values{held, true} : Values{work.residual_out + row * work.row_bytes, work.whole};
-  Finisher<T>(work, span, first, values, row).run();
+  const Values values = kFast || of.row_bytes > 0
+                            ? Values{held, true}
+                            : Values{work.residual_out + row * work.row_bytes, work.whole};
+  Finisher<T, kFast>(work, span, weights, values, row).run();
 }
 
-template <class T>
+template <class T, bool kFast>
 const void* of_threads(int threads) {
-  void (*const kernel)(Finish) = threads > kSummers ? finish_rows<T, 1024> : finish_rows<T, kSummers>;
+  void (*const kernel)(Finish) =
+      threads > kSummers ? finish_rows<T, 1024, kFast> : finish_rows<T, kSummers, kFast>;
   return reinterpret_cast<const void*>(kernel);
+}
+template <class T>
+const void* of_rows(int threads, bool fast) {
+  return fast ? of_threads<T, true>(threads) : of_threads<T, false>(threads);
 }
 
 }  // namespace
 
-const void* finish_kernel(DType dtype, int threads) {
-  if (dtype == DType::f32) return of_threads<float>(threads);
-  return dtype == DType::f16 ? of_threads<F16>(threads) : of_threads<BF16>(threads);
+const void* finish_kernel(DType dtype, int threads, bool fast) {
+  if (dtype == DType::f32) return of_rows<float>(threads, fast);
+  return dtype == DType::f16 ? of_rows<F16>(threads, fast) : of_rows<BF16>(threads, fast);
 }
 
 cudaError_t load(int ranks) {
@@ -90,7 +84,8 @@ cudaError_t load(int ranks) {
     if (state == cudaSuccess) state = cudaFuncGetAttributes(&attributes, kernel);
   };
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-    for (const int threads : {256, 1024}) load_one(finish_kernel(dtype, threads));
+    for (const int threads : {256, 1024})
+      for (const bool fast : {false, true}) load_one(finish_kernel(dtype, threads, fast));
     if (ranks == 1 || ranks > cuda::kFewRanks) continue;
     for (const bool lines : {false, true})
       for (const bool whole : {false, true})

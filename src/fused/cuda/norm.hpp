@@ -53,7 +53,8 @@ struct Form {
 };
 
 // Return the kernel of a call, for cudaLaunchKernel. In one step everyone sums every row, in two its owner.
-const void* finish_kernel(DType dtype, int threads);  // threads: 256 or 1024
+// threads: 256 or 1024. fast: rows are whole, and lie in shared memory.
+const void* finish_kernel(DType dtype, int threads, bool fast);
 const void* one_step_kernel(const Form& form);
 const void* two_steps_kernel(const Form& form);
 

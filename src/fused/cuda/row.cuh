@@ -3,12 +3,12 @@
 
 #include "base/norm.hpp"
 #include "cuda/device/codes.cuh"
-#include "cuda/device/move.cuh"
+#include "cuda/device/elements.cuh"
 #include "fused/cuda/norm.hpp"
 
 namespace unisono::fused::gpu {
 
-using cuda::Pack;
+using cuda::Elements;
 
 inline constexpr int kVector = 8;  // elements of a thread's load
 inline constexpr int kWarp = 32;
@@ -17,65 +17,81 @@ inline constexpr unsigned kAll = 0xffffffffu;
 inline constexpr int kSummers = 256;
 inline constexpr int kEach = norm::kPartials / kSummers;
 
-// Loads elements from `at` on, at most kCount of those before `end`; zeros follow. whole: by one load, if all
-// are there.
-template <class T, int kCount>
-__device__ inline void load(float (&values)[kCount], const void* row, unsigned at, unsigned end, bool whole) {
+// Load and store the elements of a row from `at` on, at most kCount of those before `end`; zeros follow.
+// whole: by words of 16 bytes, if all are there. Of a row that is fast all are.
+template <bool kFast, class T, int kCount>
+__device__ inline Elements<T, kCount> load(const void* row, unsigned at, unsigned end, bool whole) {
   const T* const from = static_cast<const T*>(row) + at;
-  if (whole && at + kCount <= end) {
-    const auto pack = *reinterpret_cast<const Pack<T, kCount>*>(from);
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) values[e] = Wide<T>::from(pack.elements[e]);
-  } else {
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) values[e] = at + e < end ? Wide<T>::from(from[e]) : 0.0f;
-  }
+  if (kFast || (whole && at + kCount <= end)) return Elements<T, kCount>::load(from);
+  return Elements<T, kCount>::load(from, at < end ? end - at : 0);
 }
-
-template <class T, std::size_t kCount>
-__device__ inline void store(void* row, const Pack<T, kCount>& pack, unsigned at, unsigned end, bool whole) {
+template <bool kFast, class T, int kCount>
+__device__ inline void store(void* row, const Elements<T, kCount>& elements, unsigned at, unsigned end,
+                             bool whole) {
   T* const to = static_cast<T*>(row) + at;
-  if (whole && at + kCount <= end) {
-    *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
-  } else {
-#pragma unroll
-    for (int e = 0; e < kCount; ++e)
-      if (at + e < end) to[e] = pack.elements[e];
-  }
+  if (kFast || (whole && at + kCount <= end)) elements.store(to);
+  else elements.store(to, at < end ? end - at : 0);
 }
 
-// A row of residual_out, as the block's threads read it. whole: as Work::whole.
+// A row of residual_out, as the block's threads read it. whole: as Work::whole. A fast row is whole, and lies
+// in shared memory.
 struct Values {
   const byte* at;
   bool whole;
 };
 
-// Returns the sum over a row of its elements, or of the squares of their distances from the mean. All threads
-// of the block call it, and get it.
-template <class T>
-__device__ inline float total_of(const Values& values, unsigned count, bool squared, float mean) {
-  __shared__ Pack<float, kEach> partials[kSummers];
-  __shared__ float total;
+// What the threads of a block share while they add a row's terms.
+struct Totals {
+  alignas(16) float partials[kSummers][kEach];
+  float result;
+};
+__device__ inline Totals& totals_of_block() {
+  __shared__ Totals totals;
+  return totals;
+}
+
+// Returns result(sum), of the sum over a row of its elements, or of the squares of their distances from the
+// mean. All threads of the block call it, and get it.
+template <bool kFast, class T, class Result>
+__device__ inline float total_of(const Values& values, unsigned count, bool squared, float mean,
+                                 const Result& result) {
+  Totals& totals = totals_of_block();
+  constexpr int kAhead = 4;  // loads before the first of their terms is added
+  constexpr auto kStride = static_cast<unsigned>(norm::kPartials);
+  using Sums = Elements<float, kEach>;
   const unsigned thread = threadIdx.x;
   if (thread < kSummers) {
-    Pack<float, kEach> sums{};
-    for (unsigned at = thread * kEach; at < count; at += norm::kPartials) {
-      float some[kEach];
-      load<T>(some, values.at, at, count, values.whole);
+    float sums[kEach] = {};
+    for (unsigned begin = thread * kEach; begin < count; begin += kAhead * kStride) {
+      Elements<T, kEach> loaded[kAhead];
 #pragma unroll
-      for (int e = 0; e < kEach; ++e) {
-        const float centred = some[e] - mean, term = squared ? centred * centred : some[e];
-        if (at + e < count) sums.elements[e] = sums.elements[e] + term;
+      for (int k = 0; k < kAhead; ++k)
+        if (const unsigned at = begin + k * kStride; at < count)
+          loaded[k] = load<kFast, T, kEach>(values.at, at, count, values.whole);
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        const unsigned at = begin + k * kStride;
+        if (at >= count) break;
+        float some[kEach];
+        loaded[k].widen(some);
+#pragma unroll
+        for (int e = 0; e < kEach; ++e) {
+          const float centred = some[e] - mean, term = squared ? centred * centred : some[e];
+          if (kFast || at + e < count) sums[e] = sums[e] + term;
+        }
       }
     }
-    partials[thread] = sums;
+    Sums::narrow(sums).store(totals.partials[thread]);
   }
   __syncthreads();
   if (thread < kWarp) {  // a tree of halves: of the threads' sums, then of the elements of one thread
-    float sums[kEach];
+    float of_warp[kSummers / kWarp][kEach], sums[kEach];
+#pragma unroll
+    for (int warp = 0; warp < kSummers / kWarp; ++warp)
+      Sums::load(totals.partials[thread + warp * kWarp]).widen(of_warp[warp]);
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      const auto at = [&](unsigned warp) { return partials[thread + warp * kWarp].elements[e]; };
+      const auto at = [&](unsigned warp) { return of_warp[warp][e]; };
       sums[e] = ((at(0) + at(4)) + (at(2) + at(6))) + ((at(1) + at(5)) + (at(3) + at(7)));
     }
 #pragma unroll
@@ -91,10 +107,10 @@ __device__ inline float total_of(const Values& values, unsigned count, bool squa
     float sum = sums[0];
 #pragma unroll
     for (const unsigned distance : {4u, 2u, 1u, 16u, 8u}) sum = sum + __shfl_xor_sync(kAll, sum, distance);
-    if (thread == 0) total = sum;
+    if (thread == 0) totals.result = result(sum);
   }
   __syncthreads();
-  return total;
+  return totals.result;
 }
 static_assert(kSummers == 8 * kWarp && kEach == 4, "total_of adds so");
 
@@ -125,21 +141,20 @@ struct Span {
 // A thread's first weights of a span, which it loads before it has a row.
 template <class T>
 struct Weights {
-  Pack<T, kVector> first;
-  __device__ Weights(const Work& work, const Span& span) {
-    const unsigned at = span.begin + threadIdx.x * kVector;
-    const T* const from = reinterpret_cast<const T*>(work.weight) + at;
-    if (work.whole && at + kVector <= span.end) first = *reinterpret_cast<const Pack<T, kVector>*>(from);
-    else
-#pragma unroll
-      for (int e = 0; e < kVector; ++e)
-        if (at + e < span.end) first.elements[e] = from[e];
-  }
+  Elements<T, kVector> first;
 };
+template <class T>
+__device__ inline Weights<T> weights_of(const Work& work, const Span& span) {
+  Weights<T> weights;
+  const unsigned at = span.begin + threadIdx.x * kVector;
+  if (work.whole && at < span.end)
+    weights.first = Elements<T, kVector>::load(reinterpret_cast<const T*>(work.weight) + at);
+  return weights;
+}
 
 // Normalises a span of a row, and quantises it. All threads of a block call it, of every block that has a
-// span of the row; all of the row is there.
-template <class T>
+// span of the row; all of the row is there. weights: of a fast row.
+template <class T, bool kFast>
 class Finisher {
  public:
   __device__ Finisher(const Work& work, const Span& span, const Weights<T>& weights, const Values& values,
@@ -147,18 +162,17 @@ class Finisher {
       : work_(work), span_(span), weights_(weights), values_(values), row_(row) {}
 
   __device__ void run() {
-    float total = 0;
-#pragma unroll 1
-    for (bool squared = !work_.layer;; squared = true) {
-      total = total_of<T>(values_, work_.hidden, squared, mean_);
-      if (squared) break;
-      mean_ = norm::mean_of(total, work_.hidden);
-    }
-    factor_ = norm::factor_of(norm::mean_of(total, work_.hidden), work_.eps);
+    const unsigned hidden = work_.hidden;
+    if (work_.layer)
+      mean_ = total_of<kFast, T>(values_, hidden, false, 0,
+                                 [=](float sum) { return norm::mean_of(sum, hidden); });
+    factor_ = total_of<kFast, T>(values_, hidden, true, mean_, [=, eps = work_.eps](float sum) {
+      return norm::factor_of(norm::mean_of(sum, hidden), eps);
+    });
     switch (work_.quant) {
       case NormQuant::none:
-        return each(span_, [&](const Pack<T, kVector>& pack, unsigned at) {
-          store(work_.out + row_ * work_.row_bytes, pack, at, span_.end, work_.whole);
+        return each(span_, [&](const Normed& normed, unsigned at) {
+          store<kFast>(work_.out + row_ * work_.row_bytes, normed, at, span_.end, work_.whole);
         });
       case NormQuant::fp8:
         return each_wide(span_, [&](const float (&values)[kVector], unsigned at) {
@@ -170,50 +184,58 @@ class Finisher {
   }
 
  private:
-  // Calls body(pack, at) for the thread's vectors of a span, with the elements of the norm.
+  using Normed = Elements<T, kVector>;
+
+  // Calls body(normed, at) for the thread's vectors of a span, with the elements of the norm.
   template <class Body>
   __device__ void each(const Span& span, const Body& body) const {
-    const unsigned begin = span.begin + threadIdx.x * kVector;
-    for (unsigned at = begin; at < span.end; at += blockDim.x * kVector) {
+    const auto from = [&](const byte* row, unsigned at, float (&values)[kVector]) {
+      load<kFast, T, kVector>(row, at, span.end, work_.whole).widen(values);
+    };
+    const unsigned first = span_.begin + threadIdx.x * kVector;
+    for (unsigned at = span.begin + threadIdx.x * kVector; at < span.end; at += blockDim.x * kVector) {
       float values[kVector], weight[kVector], bias[kVector];
-      load<T>(values, values_.at, at, span.end, values_.whole);
-      if (at == span_.begin + threadIdx.x * kVector && at < span_.end)
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) weight[e] = Wide<T>::from(weights_.first.elements[e]);
-      else load<T>(weight, work_.weight, at, span.end, work_.whole);
-      if (work_.bias) load<T>(bias, work_.bias, at, span.end, work_.whole);
-      Pack<T, kVector> pack;
+      load<kFast, T, kVector>(values_.at, at, span.end, values_.whole).widen(values);
+      if (kFast && at == first && at < span_.end) weights_.first.widen(weight);
+      else from(work_.weight, at, weight);
+      if (work_.bias) from(work_.bias, at, bias);
 #pragma unroll
       for (int e = 0; e < kVector; ++e) {
-        const float scaled = (values[e] - mean_) * factor_ * weight[e];
-        pack.elements[e] = Wide<T>::to(work_.bias ? scaled + bias[e] : scaled);
+        values[e] = (values[e] - mean_) * factor_ * weight[e];
+        if (work_.bias) values[e] = values[e] + bias[e];
       }
-      body(pack, at);
+      body(Normed::narrow(values), at);
     }
   }
 
   // Does the same with f32, and zeros past the end.
   template <class Body>
   __device__ void each_wide(const Span& span, const Body& body) const {
-    each(span, [&](const Pack<T, kVector>& pack, unsigned at) {
+    each(span, [&](const Normed& normed, unsigned at) {
       float values[kVector];
+      normed.widen(values);
 #pragma unroll
       for (int e = 0; e < kVector; ++e)
-        values[e] = at + e < span.end ? Wide<T>::from(pack.elements[e]) : 0.0f;
+        if (!kFast && at + e >= span.end) values[e] = 0;
       body(values, at);
     });
   }
 
   __device__ void encode(const float (&values)[kVector], unsigned at, float inverse, bool finite) const {
-    Pack<std::uint8_t, kVector> codes;
+    std::uint32_t words[kVector / 4];
 #pragma unroll
-    for (int e = 0; e < kVector; e += 2) {
-      const std::uint32_t two =
-          finite ? cuda::codes_of(values[e], values[e + 1], inverse) : scales::kNanCode * 0x101u;
-      codes.elements[e] = static_cast<std::uint8_t>(two);
-      codes.elements[e + 1] = static_cast<std::uint8_t>(two >> 8);
+    for (int w = 0; w < kVector / 4; ++w)
+      words[w] = finite ? cuda::codes_of(values[4 * w], values[4 * w + 1], inverse) |
+                              cuda::codes_of(values[4 * w + 2], values[4 * w + 3], inverse) << 16
+                        : scales::kNanCode * 0x1010101u;
+    byte* const to = work_.out + row_ * work_.hidden + at;
+    if (kFast || (work_.whole && at + kVector <= span_.end)) {
+      *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
+    } else {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e)
+        if (at + e < span_.end) to[e] = static_cast<byte>(words[e / 4] >> e % 4 * 8);
     }
-    store(work_.out + row_ * work_.hidden, codes, at, span_.end, work_.whole);
   }
 
   __device__ byte* scales() const { return work_.scales + row_ * work_.scale_bytes; }
