@@ -1,6 +1,7 @@
 // Calls on host memory: chooses their programs and finds their buffers.
 #include <algorithm>
 
+#include "base/env.hpp"
 #include "core/dispatch.hpp"
 #include "host/backend.hpp"
 #include "host/move.hpp"
@@ -22,8 +23,10 @@ void LocalCommunicator::run_on_host(Request& request) {
   if (request.call->wire != Wire::exact) return run_quantised(request);
   group_.lane().prepare(request.call->dtype, request.call->op);
   if (asks) request.algorithm = meet_places(request);
-  if (request.collective != Collective::all_to_all_v) group_.will_move(request.bytes());
+  const bool by_parts = request.collective == Collective::all_to_all_v;
+  if (!by_parts) group_.will_move(request.bytes());
   group_.lane().mark(request.mark());
+  const HostThread::OwnWays own(group_.lane(), by_parts && !env().stream_chunks);
   unisono::run(group_.lane(), request.collective, request.algorithm, args);
 }
 
@@ -46,6 +49,7 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   args.stream = request.out_bytes >= group_.stream_bytes();
   if (to == rank() && from == rank()) return host::copy(args.out, args.in, args.bytes);
   group_.lane().mark(request.mark());
+  const HostThread::OwnWays own(group_.lane(), !env().stream_chunks);
   const std::size_t sent = to < 0 ? 0 : args.bytes, received = from < 0 ? 0 : args.bytes;
   if (is_direct(algorithm)) {
     // in place, the source's half would overwrite what has not been sent
@@ -78,6 +82,7 @@ void LocalCommunicator::run_batch_on_host(Request& request) {
   group_.lane().prepare(request.call->dtype, request.call->op);
   group_.lane().mark(request.mark());
   args.stream = args.bytes >= group_.stream_bytes();
+  const HostThread::OwnWays own(group_.lane(), !env().stream_chunks);
   for (const Algorithm algorithm : {Algorithm::push_packets, Algorithm::push}) {
     const auto messages = request.with_parts([&](const Args::Part& part) {
       return host_plan().choose(request.collective, part.bytes, false) == algorithm ? part : Args::Part{};

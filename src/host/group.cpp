@@ -23,8 +23,6 @@ constexpr int kMostRanks = 1024;
 constexpr std::size_t kMostNamed = 8;             // ranks in the text of a failure, which has 1000 bytes
 constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece when chunks are measured
 constexpr int kManyRounds = 20;
-// How many times as long the way through the cache must take, for chunks to go around it: times vary.
-constexpr double kAroundPays = 1.5;
 constexpr std::uint32_t kVersion = 5;  // of the memory layout and of Hello
 
 // A rank's greeting at the bootstrap. Every field comes from outside and is checked.
@@ -171,7 +169,7 @@ void Group::choose_chunks(int rounds) {
   if (const auto& asked = env().stream_chunks) times = *asked ? ChunkTimes{1e9, 0} : ChunkTimes{0, 1e9};
   double through = 0, around = 0;
   for (const ChunkTimes& one : exchange(times)) through += one.through, around += one.around;
-  cached_ = through <= kAroundPays * around;
+  cached_ = through <= host::kAroundPays * around;
   lane_->stream_chunks(!cached_);
 }
 

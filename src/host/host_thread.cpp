@@ -45,6 +45,7 @@ HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_p
       layout_(layout),
       segments_(std::move(segments)),
       far_(std::move(far)),
+      ways_(segments_.size()),
       usual_patience_(patience),
       watch_(std::move(watch)),
       kernels_(host::kernels()),
@@ -57,6 +58,29 @@ HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_p
   for (int p = 0; p < layout_.ranks; ++p)
     for (byte* const own : {ring(p, rank_), ring(rank_, p)})
       if (p != rank_) ::madvise(own, layout_.ring_bytes, MADV_POPULATE_WRITE);
+}
+
+// The credit for a timed piece, which says how long its reader took, has come before the next timed one.
+bool HostThread::own_way(int peer, std::size_t bytes) {
+  host::ChunkWay& way = ways_[static_cast<std::size_t>(peer)];
+  const std::uint32_t piece = signalled(peer, Slot::chunk) + 1;
+  if (!host::ChunkWay::timed(piece)) return way.around();
+  host::Taken taken;
+  std::memcpy(&taken, line(rank_, Slot::chunk_credit, peer)->payload, sizeof taken);
+  way.learn(taken);
+  writing_ = {.peer = peer, .bytes = bytes, .began = Clock::now()};
+  return way.begin(piece);
+}
+
+void HostThread::end_writing() {
+  host::ChunkWay& way = ways_[static_cast<std::size_t>(writing_.peer)];
+  way.wrote(writing_.ended());
+}
+
+void HostThread::end_taking() {
+  const int peer = taking_.peer;
+  const host::Taken taken{awaited(peer, Slot::chunk), taking_.ended()};
+  std::memcpy(line(peer, Slot::chunk_credit, rank_)->payload, &taken, sizeof taken);
 }
 
 void HostThread::put_packets(int peer, const byte* src, std::size_t bytes) {

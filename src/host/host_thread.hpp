@@ -7,6 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "base/deadline.hpp"
+#include "host/chunk_way.hpp"
 #include "host/far.hpp"
 #include "host/move.hpp"
 #include "host/segment.hpp"
@@ -83,9 +85,29 @@ class HostThread {
   static constexpr int workers() { return 1; }
   std::size_t chunk_bytes() const { return layout_.chunk_bytes; }
   std::size_t ring_bytes() const { return layout_.ring_bytes; }  // of chunks from a peer
-  // Returns the bytes from which a piece goes into a chunk around the cache (Group::time_chunks).
-  std::size_t stream_from() const { return stream_from_; }
-  void stream_chunks(bool around) { stream_from_ = around ? kStreamFrom : ~std::size_t{0}; }
+  // Returns whether a piece, which is written next, goes into its chunk around the cache.
+  bool streams_chunk(int peer, std::size_t bytes) {
+    if (bytes < kStreamFrom) return false;
+    return own_ways_ && bytes >= kTimedFrom ? own_way(peer, bytes) : around_;
+  }
+  // Sets the way of chunks that ranks have chosen together (Group::time_chunks).
+  void stream_chunks(bool around) {
+    around_ = around;
+    for (host::ChunkWay& way : ways_) way = host::ChunkWay(around);
+  }
+  // While it lasts, this rank alone chooses the way of its pieces, and begins with that one. For programs
+  // that write a piece as soon as its chunk is reserved, and take it as soon as it has come.
+  class OwnWays {
+   public:
+    OwnWays(HostThread& lane, bool own) : lane_(lane) {
+      lane_.own_ways_ = own && !lane_.usual_patience_.crowded;
+    }
+    ~OwnWays() { lane_.own_ways_ = false; }
+    OwnWays(const OwnWays&) = delete;
+
+   private:
+    HostThread& lane_;
+  };
   static constexpr std::size_t piece_bytes() { return std::size_t{1} << 62; }
   static constexpr std::size_t tile_bytes() { return std::size_t{1} << 62; }
 
@@ -116,7 +138,11 @@ class HostThread {
   void signal(int peer, Slot slot) {
     host::Line& theirs = *line(peer, slot, rank_);
     std::uint32_t& sent = signals(peer).signalled[static_cast<int>(slot)];
-    if (slot == Slot::chunk) mark_of(theirs, sent) = mark_;
+    if (slot == Slot::chunk) {
+      mark_of(theirs, sent) = mark_;
+      if (writing_.peer == peer) end_writing();
+    }
+    if (slot == Slot::chunk_credit && taking_.peer == peer) end_taking();
     host::raise(theirs, ++sent, patience_.crowded);
   }
   void wait(int peer, Slot slot) {
@@ -167,6 +193,8 @@ class HostThread {
     return ring(peer, rank_) + place(signals(peer).put, index, bytes, ring_bytes(peer));
   }
   const byte* chunk_from(int peer, std::uint32_t index, std::size_t bytes) {
+    if (own_ways_ && bytes >= kTimedFrom && host::ChunkWay::timed(awaited(peer, Slot::chunk)))
+      taking_ = {.peer = peer, .bytes = bytes, .began = Clock::now()};
     return ring(rank_, peer) + place(signals(peer).taken, index, bytes, ring_bytes(peer));
   }
 
@@ -184,7 +212,16 @@ class HostThread {
     std::uint32_t signalled[kSlots] = {}, awaited[kSlots] = {};
     std::uint64_t packets_sent = 0, packets_taken = 0;
   };
-  static constexpr std::size_t kStreamFrom = 3072;
+  struct Timed {  // the piece that is written or taken now, if it is timed
+    int peer = -1;
+    std::size_t bytes = 0;
+    Clock::time_point began;
+    double ended() {
+      peer = -1;
+      return std::chrono::duration<double>(Clock::now() - began).count() / static_cast<double>(bytes);
+    }
+  };
+  static constexpr std::size_t kStreamFrom = 3072, kTimedFrom = 8192;
   static constexpr std::size_t kReadFrom = std::size_t{4} << 20;
   static constexpr int kSpinsBeside = 100;  // 2 us
   static constexpr std::size_t kScratch = kPackets / 2 * kPacketBytes;
@@ -223,6 +260,9 @@ class HostThread {
       if (host::is_far(srcs[s])) return true;
     return false;
   }
+  bool own_way(int peer, std::size_t bytes);
+  void end_writing();
+  void end_taking();
   byte* scratch(int index) { return scratch_.data() + static_cast<std::size_t>(index) * kScratch; }
   // Returns the upper bits of a packet's flag, its lap around the ring. The lower bits are its mark.
   static std::uint32_t lap_of(std::uint64_t packet) {
@@ -244,7 +284,9 @@ class HostThread {
   std::vector<std::shared_ptr<Segment>> segments_;
   host::Far far_;
   bool far_operands_ = false;
-  std::size_t stream_from_ = kStreamFrom;
+  bool around_ = true, own_ways_ = false;
+  std::vector<host::ChunkWay> ways_;  // by peer
+  Timed writing_, taking_;
   const host::Patience usual_patience_;
   host::Patience patience_ = usual_patience_;
   bool beside_ = false;

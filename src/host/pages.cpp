@@ -55,9 +55,20 @@ Pages::~Pages() {
 }
 
 bool Pages::huge(const void* at, std::size_t bytes) const {
-  const std::uint64_t middle = reinterpret_cast<std::uint64_t>(at) + bytes / 2;
-  const auto told = known() ? is_huge(file_, middle / kPage * kPage) : std::nullopt;
-  return told.value_or(bytes >= kUsuallyHuge);
+  if (!known()) return bytes >= kUsuallyHuge;
+  const std::uint64_t page = (reinterpret_cast<std::uint64_t>(at) + bytes / 2) / kPage;
+  constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15;  // spreads pages of buffers that lie in a row
+  std::atomic<Answer>& kept = answers_[page * kGolden >> 32 & (kAnswers - 1)];
+  Answer answer = kept.load(std::memory_order_relaxed);
+  if (answer.page == page && answer.serves > 0) {
+    --answer.serves;
+  } else {
+    const auto told = is_huge(file_, page * kPage);
+    if (!told) return bytes >= kUsuallyHuge;
+    answer = {.page = page, .serves = kAsksAgain, .huge = *told};
+  }
+  kept.store(answer, std::memory_order_relaxed);
+  return answer.huge;
 }
 
 }  // namespace unisono::host

@@ -29,7 +29,7 @@ class ChunkChannel {
     while (lane.signalled(peer, Slot::chunk) - lane.awaited(peer, Slot::chunk_credit) * kHalf >= 2 * kHalf)
       lane.wait(peer, Slot::chunk_credit);
     return {lane.chunk_at(peer, lane.signalled(peer, Slot::chunk) % (2 * kHalf), bytes),
-            bytes >= lane.stream_from()};
+            lane.streams_chunk(peer, bytes)};
   }
   UNISONO_PROGRAM void commit(int peer, std::size_t) { lane.signal(peer, Slot::chunk); }
 

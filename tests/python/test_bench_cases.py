@@ -144,6 +144,19 @@ def test_the_grid_has_every_case_once() -> None:
     assert all(case.placement == "out_of_place" for case in grid if case.collective == "send_recv")
 
 
+def test_the_grid_has_every_offset_of_what_has_buffers() -> None:
+    grid = cases.grid(2, ["all_reduce", "barrier"], [8, 64], offsets=(0, 16), modes=["latency"])
+    found = sorted((case.collective, case.bytes, case.offset) for case in grid)
+    sized = [("all_reduce", size, offset) for size in (8, 64) for offset in (0, 16)]
+    assert found == [*sized, ("barrier", 0, 0)]
+
+
+def test_an_offset_is_where_an_element_can_begin() -> None:
+    assert make_case("all_reduce", 64, "f32", 2, offset=4).offset == 4
+    with pytest.raises(cases.CaseError, match="f64 begins at multiples of its 8 bytes"):
+        make_case("all_reduce", 64, "f64", 2, offset=4)
+
+
 def test_queues_depend_on_the_size_alone() -> None:
     def calls(size: int, mode: str = "throughput") -> int:
         return cases.calls_per_sample(make_case("all_reduce", size, "f32", 2, mode=mode))

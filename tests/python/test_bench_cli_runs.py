@@ -79,6 +79,22 @@ def test_quantised_rows_are_checked_and_count_the_bits_on_the_wire(tmp_path: Pat
 
 @pytest.mark.mpi
 @pytest.mark.torch
+def test_buffers_anywhere_in_a_page_are_right_and_told_apart(tmp_path: Path) -> None:
+    what = ["--offset", "0,16,4092", "--sizes", "5K", "--placement", "all", "--memory", "all", "-d", "f32"]
+    done = bench(tmp_path / "run", "--ranks", "2", *what, "--mode", "latency", "-n", "1")
+    found = records.read(tmp_path / "run")
+    assert [f.message for f in found.failures] == []
+    assert done.returncode == 0, done.stderr
+    for backend in ("unisono", "mpi", "gloo"):
+        own = [r.case for r in found.results if r.backend == backend and r.case.collective != "barrier"]
+        assert {case.offset for case in own} == {0, 16, 4092}
+        assert {case.collective for case in own} == {*COLLECTIVES} - {"barrier"}
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "run")]).exit_code == 0
+    assert "offset 4092 B" in (tmp_path / "run" / "report.md").read_text()
+
+
+@pytest.mark.mpi
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("ranks", "dtypes", "placement"), [(2, "f32,bf16,i64,f8e4m3", "all"), (3, "f32,bf16", "out_of_place")]
 )

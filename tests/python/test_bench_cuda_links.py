@@ -11,7 +11,7 @@ import pytest
 
 from unisono import records
 from unisono.bench.cuda import links
-from unisono.cli import resolve
+from unisono.cli import output
 
 
 def test_the_transfers_of_a_pattern() -> None:
@@ -72,5 +72,5 @@ def test_rings_count_also_where_a_later_one_fails(tmp_path: Path, monkeypatch: p
 
 def test_a_directory_for_links_has_its_own_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert resolve.directory_of(None, "links").name.startswith("unisono-links-")
+    assert output.directory_of(None, "links").name.startswith("unisono-links-")
     assert os.listdir(tmp_path) == []

@@ -58,6 +58,26 @@ def test_a_missing_peer_says_how_to_get_it(
     assert why.endswith(".")
 
 
+@pytest.mark.parametrize(("peer", "says"), [("vllm-shm", "without AVX-512"), ("deepspeed-shm", "lacks")])
+def test_a_processor_without_avx512_is_told(peer: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library of vLLM has no such operators then, and a rank of DeepSpeed would be killed."""
+    for module in ("vllm_shm", "deepspeed_shm"):
+        monkeypatch.setattr(f"unisono.bench.backends.{module}.find_spec", lambda name: object())
+    monkeypatch.setattr("unisono.bench.backends.vllm_shm.distribution", lambda name: None)
+    for machine, flags, refused in (
+        ("x86_64", "avx2", True),
+        ("x86_64", "avx2 avx512f avx512bw", False),
+        ("aarch64", "asimd", False),
+    ):
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        monkeypatch.setattr(
+            "unisono.bench.provenance._text", lambda path, flags=flags: f"flags : {flags} x\n"
+        )
+        why = base.load(peer).available(2)
+        assert (says in str(why)) == refused
+        assert (why is not None) == refused
+
+
 def test_a_run_measures_them_only_if_named() -> None:
     assert set(PEERS) <= set(base.names())
     assert set(PEERS).isdisjoint(base.names_for("cpu"))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import quantised
 from unisono import traits
 from unisono.bench import verify
-from unisono.bench.buffers import Placed, Pools
+from unisono.bench.buffers import Placed, Pools, plain_region
 from unisono.bench.cases import make_case
 from unisono.records import Case, vocabulary
 from unisono.records.vocabulary import DTYPES, INTEGERS
@@ -25,10 +25,11 @@ FLOATS = [name for name in DTYPES if name not in INTEGERS]
 
 
 class Heap:
-    """A stand-in for a communicator, whose symmetric memory is plain memory."""
+    """A stand-in for a communicator, whose symmetric memory is plain memory, in pages too."""
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return np.empty(shape, DTYPES[dtype])
+        assert dtype == "u8"
+        return plain_region(*shape).memory
 
 
 def place(case: Case) -> list[Placed]:
@@ -186,7 +187,32 @@ def test_a_write_past_the_end_is_seen(placement: str) -> None:
     arrange(case, placed)
     perform(case, placed)
     placed[0].guards[0][3] = 0
-    assert "past the end" in str(next(checked(case, placed)))
+    assert "wrote past" in str(next(checked(case, placed)))
+
+
+@pytest.mark.parametrize("memory", vocabulary.MEMORIES)
+@pytest.mark.parametrize("offset", [0, 4, 16, 4092])
+def test_buffers_lie_where_the_case_says(offset: int, memory: str) -> None:
+    for name in vocabulary.COLLECTIVES:
+        case = make_case(name, 1000, "f32", 2, memory=memory, offset=offset)
+        for one in place(case):
+            found = [one.buffers.x, one.buffers.out, one.buffers.spare]
+            starts = {array.ctypes.data % 4096 for array in found if array is not None}
+            assert starts <= {offset if name != "barrier" else 0}
+            one.prime()  # up to the end of the input
+            assert one.buffers.x is None or (one.buffers.x == 1).all()
+
+
+@pytest.mark.parametrize("placement", vocabulary.PLACEMENTS)
+def test_a_write_before_a_buffer_is_seen(placement: str) -> None:
+    case = make_case("all_reduce", 1000, "f32", 2, placement=placement, offset=16)
+    placed = place(case)
+    arrange(case, placed)
+    perform(case, placed)
+    assert list(checked(case, placed)) == [None, None]
+    region, _ = placed[1].written
+    region.memory[15] = 0
+    assert "wrote past" in str(list(checked(case, placed))[1])
 
 
 def test_the_data_is_fresh_random_and_known_to_all() -> None:

@@ -54,6 +54,17 @@ def test_verdicts_are_of_b(tmp_path: Path, a: Result, b: Result, verdict: Verdic
     assert change.ratio == pytest.approx(a.median_us / b.median_us)
 
 
+def test_cases_of_other_offsets_are_not_compared(tmp_path: Path) -> None:
+    def at(offset: int) -> Result:
+        near = _near(10)
+        return msgspec.structs.replace(near, case=data.case(offset=offset))
+
+    found = _compare(tmp_path, [at(0), at(16)], [at(16), at(64)])
+    assert [change.a.key.case.offset for change in found.changes] == [16]
+    assert [row.key.case.offset for row in (*found.only_a, *found.only_b)] == [0, 64]
+    assert "offset 64 B" in _text(found, everything=True)
+
+
 def test_the_tolerance_is_the_caller_s(tmp_path: Path) -> None:
     found = _compare(tmp_path, [_near(10)], [_near(9)], tolerance=0.2)
     assert found.counts == {Verdict.SAME: 1}

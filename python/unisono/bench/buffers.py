@@ -4,7 +4,8 @@ All backends get the same addresses, except those whose library takes only memor
 (`Backend.own_memory`). Their symmetric cases lie in pools of their own, of the same size and alignment,
 filled, poisoned and checked like the others. Each pool has an input and an output region of the size of the
 largest case. Views begin at the regions' start, so that a case is measured on memory that its last calls have
-touched (no rotation beyond the caches). `GUARD` bytes behind every view show a write past the end.
+touched (no rotation beyond the caches), or `Case.offset` bytes behind it. `GUARD` bytes around every view
+show a write past it.
 
 Regions begin at a huge page, since numpy asks for huge pages in large arrays. Otherwise chance would place
 the first huge page, and could double the time of the kernel's copies between processes.
@@ -42,9 +43,10 @@ class Region:
     primed_bytes: int = 0
     arithmetic: Any = None  # a verify.Arithmetic; None: that of the run's device
 
-    def view(self, shape: tuple[int, ...], dtype: str) -> Any:
+    def view(self, shape: tuple[int, ...], dtype: str, start: int = 0) -> Any:
+        """Returns an array in the bytes from `start` on."""
         kind = DTYPES[dtype]
-        return self.memory[: prod(shape) * kind.itemsize].view(kind).reshape(shape)
+        return self.memory[start : start + prod(shape) * kind.itemsize].view(kind).reshape(shape)
 
     def fill_ones(self, end: int, dtype: str) -> None:
         self.memory[:end].view(DTYPES[dtype]).fill(1)
@@ -71,7 +73,7 @@ class Placed:
     dtype: str
     read: tuple[Region, int]  # the input's region, and the input's end in bytes
     written: tuple[Region, int]  # the output's region, and the output's end in bytes
-    guards: tuple[Any, ...] = ()  # the guard bytes behind the buffers
+    guards: tuple[Any, ...] = ()  # the guard bytes around the buffers
     random: bool = False  # the input is primed with random numbers
 
     def prime(self) -> None:
@@ -91,7 +93,7 @@ class Placed:
 def needed_bytes(cases: Iterable[Case], memory: str) -> int:
     """Returns the bytes of a region that holds any buffer of any case in that kind of memory; 0 without
     cases."""
-    sizes = [buffer_bytes(case) for case in cases if case.memory == memory]
+    sizes = [case.offset + buffer_bytes(case) for case in cases if case.memory == memory]
     return max(sizes) + GUARD if sizes else 0
 
 
@@ -159,15 +161,19 @@ class Pools:
         shapes = layout(case, self.rank)
         own = backend is not None and backend.own_memory and case.memory == "symmetric"
         x_region, out_region = self._regions[backend.name if own and backend else case.memory]
-        x = None if shapes.x is None else x_region.view(shapes.x, case.dtype)
-        out = None if shapes.out is None else out_region.view(shapes.out, case.dtype)
-        spare = out_region.view(shapes.x, case.dtype) if out is None and shapes.x is not None else None
-        behind = ((x_region, x), (out_region, spare if out is None else out))
-        guards = tuple(r.memory[a.nbytes : a.nbytes + GUARD] for r, a in behind if a is not None)
-        read, written = [(region, 0 if array is None else array.nbytes) for region, array in behind]
+        start = case.offset
+
+        def view(region: Region, shape: tuple[int, ...] | None) -> Any:
+            return None if shape is None else region.view(shape, case.dtype, start)
+
+        x, out = view(x_region, shapes.x), view(out_region, shapes.out)
+        spare = view(out_region, shapes.x) if out is None else None
+        around = ((x_region, x), (out_region, spare if out is None else out))
+        guards = [r.memory[start + a.nbytes :][:GUARD] for r, a in around if a is not None]
+        guards += [r.memory[:start][-GUARD:] for r, a in around if a is not None and start]
+        read, written = [(region, 0 if array is None else start + array.nbytes) for region, array in around]
         root = shapes if case.root is None else layout(case, case.root)
-        x_place = None if root.x is None else x_region.view(root.x, case.dtype)
-        out_place = None if root.out is None else out_region.view(root.out, case.dtype)
+        x_place, out_place = view(x_region, root.x), view(out_region, root.out)
         if case.placement == "in_place" and x is not None:
             match case.collective:
                 case "reduce" if out is None:  # a library may overwrite the input of any rank
@@ -187,4 +193,4 @@ class Pools:
             send_counts=shapes.send_counts,
             recv_counts=shapes.recv_counts,
         )
-        return Placed(buffers, case.dtype, read, written, guards, random=case.matmul is not None)
+        return Placed(buffers, case.dtype, read, written, tuple(guards), random=case.matmul is not None)

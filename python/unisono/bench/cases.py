@@ -212,11 +212,13 @@ def make_case(
     memory: str = "plain",
     mode: str = "latency",
     device: str = "cpu",
+    offset: int = 0,
 ) -> Case:
     """Returns the case nearest below `nominal_bytes`, with at least one element a block.
 
     All elements are whole, and the blocks of a blocked collective equal. Only reductions keep `op`. The root
-    is rank 0. Raises CaseError for an unknown name, and for an op that the dtype lacks on that device."""
+    is rank 0. Raises CaseError for an unknown name, for an op that the dtype lacks on that device, and for an
+    offset at which no element of the dtype begins."""
     known = KNOWN[_known("collective", collective, [name for name in KNOWN if name not in SHAPED])]
     item = DTYPES[_known("dtype", dtype, DTYPES)].itemsize
     _known("placement", placement, PLACEMENTS)
@@ -225,9 +227,11 @@ def make_case(
     _known("mode", mode, modes_of(device))
     if known.reduces and not traits.has_op(dtype, _known("op", str(op), OPS), device == "cuda"):
         raise CaseError(f"there is no {op} of {dtype} on {device}: choose another --op or --dtype.")
+    if offset % item:
+        raise CaseError(f"--offset {offset}: {dtype} begins at multiples of its {item} bytes; choose one.")
     unit = item * ranks if known.blocked else item
     if collective == "barrier":
-        dtype, size = "u8", 0
+        dtype, size, offset = "u8", 0, 0
     else:
         size = max(1, nominal_bytes // unit) * unit
     return Case(
@@ -239,6 +243,7 @@ def make_case(
         root=0 if known.rooted else None,
         placement=placement if known.in_place else "out_of_place",
         memory=memory if collective != "barrier" else "plain",
+        offset=offset,
         mode=mode,
         device=device,
         pattern=PATTERNS[0] if collective == PINGPONG else None,
@@ -276,15 +281,16 @@ def grid(
     memories: Sequence[str] = ("plain",),
     modes: Sequence[str] = MODES,
     device: str = "cpu",
+    offsets: Sequence[int] = (0,),
 ) -> list[Case]:
     """Returns every distinct case of the product. Sizes that round to the same case count once, and dtypes go
     without the ops that they lack, unless all lack all."""
-    product = itertools.product(collectives, sizes, dtypes, ops, placements, memories, modes)
+    product = itertools.product(collectives, sizes, dtypes, ops, placements, memories, offsets, modes)
     lacking = lacking_ops(dtypes, ops, device)
     return list(
         dict.fromkeys(
-            make_case(name, size, dtype, ranks, op, placement, memory, mode, device)
-            for name, size, dtype, op, placement, memory, mode in product
+            make_case(name, size, dtype, ranks, op, placement, memory, mode, device, offset)
+            for name, size, dtype, op, placement, memory, offset, mode in product
             if not (KNOWN[name].reduces and (dtype, op) in lacking)
         )
     )

@@ -30,7 +30,7 @@ VARIABLES = frozenset(
         *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_CTA_POLICY", "NCCL_WIN_ENABLE"),
         *("NCCL_BUFFSIZE", "NCCL_CUMEM_ENABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_NTHREADS"),
         *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"),
-        *("CCL_ATL_TRANSPORT", "CCL_WORKER_OFFLOAD", "CCL_ALLREDUCE"),
+        *("CCL_ATL_TRANSPORT", "CCL_ATL_SHM", "CCL_WORKER_OFFLOAD", "CCL_ALLREDUCE"),
         *("NCCL_RUNTIME_CONNECT", "NCCL_DEBUG", "NCCL_GRAPH_REGISTER"),
         *("FI_PROVIDER", "UCX_TLS", "UCX_NET_DEVICES", "GLOO_SOCKET_IFNAME", "TORCH_NUM_THREADS"),
         *("MALLOC_ARENA_MAX", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "SLURM_CPU_BIND", "KMP_AFFINITY"),
@@ -101,6 +101,11 @@ def driver() -> str | None:
     """Returns the version of the NVIDIA kernel driver, or None."""
     found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", _text(Path("/proc/driver/nvidia/version")))
     return found[1] if found else None
+
+
+def lacks_avx512() -> bool:
+    """Returns whether this is an x86-64 processor without AVX-512."""
+    return platform.machine() == "x86_64" and "avx512bw" not in _text(Path("/proc/cpuinfo")).split()
 
 
 def machine(cores: int | None = None, gpus: Sequence[str] = (), gpu_state: Sequence[str] = ()) -> Machine:

@@ -317,5 +317,5 @@ def inspect(case: Case, placed: Placed, expected: Expectation, arithmetic: Arith
         if wrong:
             return f"the call changed {wrong} element(s) of its input: {first}."
     if any(bool((guard != POISON).any()) for guard in placed.guards):
-        return "the call wrote past the end of a buffer."
+        return "the call wrote past a buffer."
     return None

@@ -19,6 +19,7 @@ from unisono.records import stats
 from . import finish, resolve
 from .bench import ab, bench
 from .common import Output, WithReport, check_ranks, console, guarded, readable, refuse, run_bench
+from .output import check_writable, directory_of
 from .scaling import scaling
 
 app = typer.Typer(
@@ -117,7 +118,7 @@ def tune(
         refuse(CaseError("this user has no home for the table: name a file with --output, or UNISONO_PLAN."))
     if path.is_dir():
         refuse(CaseError(f"{path} is a directory: name a file with --output."))
-    guarded(lambda: resolve.check_writable(path.parent))
+    guarded(lambda: check_writable(path.parent))
     screen = console()
 
     def write(directory: Path, code: int) -> int:
@@ -146,7 +147,7 @@ def tune(
         return result
 
     with tempfile.TemporaryDirectory(prefix="unisono-tune-") as scratch:
-        measured = guarded(lambda: resolve.directory_of(kept)) if kept else Path(scratch) / "run"
+        measured = guarded(lambda: directory_of(kept)) if kept else Path(scratch) / "run"
         options = guarded(
             lambda: resolve.tune_options(collective, budget, measured, sys.argv[1:], device, shapes, nodes)
         )
@@ -161,7 +162,7 @@ def links(output: Output = None, report: WithReport = True) -> None:
     from unisono.report import terminal
 
     devices = guarded(links.gpus)
-    directory = guarded(lambda: resolve.directory_of(output, "links"))
+    directory = guarded(lambda: directory_of(output, "links"))
     screen = console()
     with screen.status("links") as status:
 

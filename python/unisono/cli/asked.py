@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from unisono.bench import matmul, norm
+from unisono.bench.buffers import PAGE
 from unisono.bench.moe import EXPERTS, HIDDEN, TOP_K
 from unisono.bench.mpis import NAMES
 from unisono.bench.options import PRESETS
@@ -134,6 +135,13 @@ class Asked:
     ops: Annotated[str | None, _what("-o", "--op", help=f"List of {', '.join(OPS)}, or all.")] = None
     placements: Annotated[str | None, _what("--placement", help=f"List of {', '.join(PLACEMENTS)}.")] = None
     memories: Annotated[str | None, _what("--memory", help=f"List of {', '.join(MEMORIES)}.")] = None
+    offsets: Annotated[
+        str | None,
+        _what(
+            "--offset",
+            help=f"List of bytes from the start of a page, below {PAGE}, at which buffers begin; default: 0.",
+        ),
+    ] = None
     patterns: Annotated[
         str | None, _what("--pattern", help=f"Of pingpong: list of {', '.join(PATTERNS)}.")
     ] = None

@@ -6,22 +6,22 @@ import os
 import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from unisono.bench import cases, fabric, mpis, pairs, provenance, tune, workloads
 from unisono.bench.backends import base, norms
+from unisono.bench.buffers import PAGE
 from unisono.bench.cases import CaseError
 from unisono.bench.norm import Grid as NormGrid
 from unisono.bench.options import CUDA_DEFAULT_MODES, CUDA_PRESETS, FABRIC_PRESET, PRESETS, Options, Preset
 from unisono.bench.schedule import Limits
-from unisono.records import FILES, vocabulary
+from unisono.records import vocabulary
 from unisono.records.vocabulary import MATMUL, MATMULS, MOES, NORM, PATTERNS, PLACEMENTS
 
 from . import matmul, moe, norm
 from .asked import Asked
+from .output import directory_of
 
 DTYPE_NAMES = {  # of nccl-tests
     "float": "f32",
@@ -56,7 +56,10 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         memories = ["plain"]
     models = asked.workloads
     if models is None:  # a run that the user has narrowed down measures no models
-        narrowed = (_listed(asked), asked.begin, asked.end, asked.sizes, asked.dtypes, asked.ops)
+        narrowed = (
+            *(_listed(asked), asked.begin, asked.end, asked.sizes),
+            *(asked.dtypes, asked.ops, asked.offsets),
+        )
         whole = not (asked.moe or asked.norm or asked.matmul) and all(value is None for value in narrowed)
         models = ",".join(preset.workloads) if whole else "none"
     modes = _names("mode", asked.modes, list(vocabulary.modes_of(asked.device)), modes)
@@ -90,6 +93,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         ops=_names("op", asked.ops, list(vocabulary.OPS), list(preset.ops)),
         placements=_names("placement", asked.placements, list(PLACEMENTS), list(preset.placements)),
         memories=_names("memory", asked.memories, list(vocabulary.MEMORIES), memories),
+        offsets=_offsets(asked, collectives),
         modes=modes,
         fabric=asked.fabric,
         threads=int(asked.one_process),  # the number is known at the start of the ranks
@@ -304,6 +308,21 @@ def _sizes(asked: Asked, preset: Preset) -> list[int]:
     return cases.size_range(begin, end, 2 if asked.factor is None else asked.factor, step)
 
 
+def _offsets(asked: Asked, collectives: Sequence[str]) -> tuple[int, ...]:
+    """Returns where in a page the buffers begin. Raises CaseError if the cases have other buffers."""
+    if asked.offsets is None:
+        return (0,)
+    if asked.fabric or asked.device == "cuda" or set(collectives) <= set(cases.SHAPED):
+        raise CaseError("--offset places the buffers of collectives in host memory: leave it out here.")
+    parts = [part.strip() for part in asked.offsets.split(",") if part.strip()]
+    wrong = [part for part in parts if not part.isdecimal() or int(part) >= PAGE]
+    if not parts or wrong:
+        raise CaseError(
+            f"--offset {asked.offsets}: write bytes from the start of a page, 0 to {PAGE - 1}, like 0,16,64."
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
 def _limits(asked: Asked, preset: Preset) -> Limits:
     if asked.iterations is not None and asked.iterations < 1:
         raise CaseError(f"-n {asked.iterations}: at least one iteration is needed.")
@@ -327,28 +346,3 @@ def check_budget(budget_s: float | None) -> None:
     """Raises CaseError if the budget is not a number of seconds above 0."""
     if budget_s is not None and not 0 < budget_s < MOST_BUDGET_S:
         raise CaseError(f"--budget {budget_s}: give seconds above 0, below {MOST_BUDGET_S:.0e}.")
-
-
-def directory_of(named: Path | None, kind: str = "bench") -> Path:
-    """Returns the directory `named` by the user, or a new one in the current directory. Raises CaseError if
-    it cannot be used."""
-    if named is None:
-        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        named = Path.cwd() / f"unisono-{kind}-{stamp}-{secrets.token_hex(4)}"
-    if named.exists() and not named.is_dir():
-        raise CaseError(f"{named} is not a directory: name another with --output.")
-    check_writable(named)
-    if any(named.rglob(FILES)):  # at any depth, since the report merges them
-        raise CaseError(f"{named} holds the records of another run: name another directory with --output.")
-    return named.absolute()
-
-
-def check_writable(path: Path) -> None:
-    """Raises CaseError if no file can be made in `path`, or in the nearest parent that exists. Leaves nothing
-    there, since each rank of a launcher calls this."""
-    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    try:
-        with tempfile.TemporaryFile(dir=existing):
-            pass
-    except OSError as error:
-        raise CaseError(f"{path} cannot be written ({error.strerror}): name another with --output.") from None

@@ -20,7 +20,8 @@ from unisono.records.vocabulary import COLLECTIVES, DTYPES, MEMORIES
 from . import finish
 from .asked import Asked
 from .common import Output, WithReport, check_ranks, console, guarded, run_bench
-from .resolve import directory_of, options_of
+from .output import directory_of
+from .resolve import options_of
 
 
 def scaling(

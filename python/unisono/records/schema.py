@@ -14,7 +14,7 @@ import msgspec
 
 SCHEMA_VERSION = "1.9"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
 # 1.4: a sample from the first start to the last end; 1.5: mixture of experts;
-# 1.6: fused norms; 1.7: launches; 1.8: fused matmuls; 1.9: error
+# 1.6: fused norms; 1.7: launches; 1.8: fused matmuls; 1.9: offsets, errors of quantised results
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +67,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     root: int | None = None
     placement: str = "out_of_place"  # or in_place
     memory: str = "plain"  # or symmetric
+    offset: int = 0  # bytes from the start of a page at which each buffer begins
     mode: str = "latency"  # or throughput; on GPUs also graph and events
     device: str = "cpu"  # or cuda: where the buffers lie
     one_process: bool = False  # the ranks are threads of one process, not processes

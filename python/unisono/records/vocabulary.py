@@ -241,6 +241,8 @@ def case_text(case: Case, workload: str | None = None) -> str:
     extra = [*([shape] if shape else []), text.count(case.ranks, "rank"), case.mode, case.memory]
     if case.placement != "out_of_place":
         extra.append(case.placement.replace("_", " "))
+    if case.offset:
+        extra.append(f"offset {text.size(case.offset)}")
     if case.collective == PINGPONG:
         extra.append(f"pair {pair_name(case)}")
     if case.scaling is not None:

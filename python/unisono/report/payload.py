@@ -18,7 +18,7 @@ from .pairing import Pair, pairs
 
 # The properties by which a reader selects rows on the page. A row without one of them (the op of a broadcast)
 # fits every choice.
-_NAMES = "machine ranks mode device processes memory placement pair scaling shape dtype op root"
+_NAMES = "machine ranks mode device processes memory placement offset pair scaling shape dtype op root"
 DIMENSIONS = {name: name.capitalize() for name in _NAMES.split()} | {"dtype": "Type"}
 # The columns of all results with their headings, in order.
 COLUMNS = {
@@ -49,6 +49,7 @@ _SORTED_BY = {
     "t_interval": "low",
     "ranks": "ranks",
     "root": "root",
+    "offset": "offset",
     "n": "n",
     "calls": "calls",
 }
@@ -82,6 +83,7 @@ def slice_of(key: Key, model: Model) -> Json:
         "processes": "one for all" if c.one_process else "one per rank",
         "memory": c.memory if sized else None,
         "placement": c.placement.replace("_", " "),
+        "offset": c.offset if sized else None,
         "dtype": c.dtype if sized else None,
         "op": c.op,
         "root": c.root,
@@ -92,11 +94,14 @@ def slice_of(key: Key, model: Model) -> Json:
     }
 
 
-_PLACE = "ranks device processes mode memory shape dtype placement pair workload scaling machine".split()
-USUAL = {"device": "cpu", "processes": "one per rank", "scaling": "none"}  # what goes without saying
+_PLACES = "ranks device processes mode memory shape dtype placement offset pair workload scaling machine"
+_PLACE = _PLACES.split()
+# What goes without saying.
+USUAL = {"device": "cpu", "processes": "one per rank", "scaling": "none", "offset": 0}
 _PHRASES: dict[str, Callable[[Any], str]] = {
     "ranks": lambda ranks: text.count(ranks, "rank"),
     "processes": lambda how: "one process",
+    "offset": "offset {} B".format,
     "pair": "pair {}".format,
     "root": "root {}".format,
     "scaling": "{} scaling".format,

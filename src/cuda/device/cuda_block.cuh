@@ -55,7 +55,7 @@ class CudaBlock {
   __device__ int worker() const { return static_cast<int>(blockIdx.x); }
   __device__ int workers() const { return static_cast<int>(gridDim.x); }
   __device__ std::size_t chunk_bytes() const { return context_.layout.chunk_bytes; }
-  __device__ static constexpr std::size_t stream_from() { return 2048; }
+  __device__ static constexpr bool streams_chunk(int, std::size_t bytes) { return bytes >= 2048; }
   __device__ std::size_t piece_bytes() const { return context_.piece_bytes; }
   __device__ std::size_t tile_bytes() const { return context_.piece_bytes; }
 

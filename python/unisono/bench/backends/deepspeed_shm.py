@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from unisono.bench.backends import named_memory
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.backends.gloo import GlooBackend
+from unisono.bench.provenance import lacks_avx512
 from unisono.records import Case
 
 DTYPES = frozenset({"f32", "bf16", "f16"})
@@ -33,6 +34,8 @@ class DeepSpeedShmBackend(Backend):
             return "torch is not installed: pip install torch."
         if not find_spec("deepspeed"):
             return "deepspeed is not installed: DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed."
+        if lacks_avx512():
+            return "its shared memory needs AVX-512, which this processor lacks."
         return None
 
     def version(self) -> str:

@@ -1,7 +1,8 @@
 """Intel oneCCL on CPUs, by the C API of libccl.so.2, which is NCCL's with other names.
 
-Unless the user sets CCL_ATL_TRANSPORT, messages go over libfabric, which needs no launcher. A rank has one
-thread unless the user sets CCL_WORKER_OFFLOAD=1. A wait has no deadline.
+Unless the user sets CCL_ATL_TRANSPORT, messages go over libfabric, which needs no launcher. They go by its
+shared memory unless the user sets CCL_ATL_SHM=0, with which oneCCL takes TCP. A rank has one thread unless
+the user sets CCL_WORKER_OFFLOAD=1. A wait has no deadline.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class OneCclBackend(Backend):
         code = ctypes.c_int()
         self._check("onecclGetVersion", ctypes.byref(code))
         numbers = f"{code.value // 10000}.{code.value // 100 % 100}.{code.value % 100}"
-        return f"oneCCL {numbers}, transport {os.environ['CCL_ATL_TRANSPORT']}"
+        return f"oneCCL {numbers}, transport {_transport()}"
 
     def setup(self, ranks: Ranks) -> None:
         if len(ranks.communicator.nodes) > 1:
@@ -120,11 +121,17 @@ def _folder() -> Path | None:
     return next((one for one in folders if (one / LIBRARY).exists() and (one / PLUGIN).exists()), None)
 
 
+def _transport() -> str:
+    shared = os.environ["CCL_ATL_TRANSPORT"] == "ofi" and os.environ["CCL_ATL_SHM"] == "1"
+    return "ofi, shared memory" if shared else os.environ["CCL_ATL_TRANSPORT"]
+
+
 def _library() -> ctypes.CDLL:
     """Returns the library, which reads its environment when it is first called."""
     for key, value in {
         "CCL_PLUGIN": "ONECCL_LEGACY_CPU",
         "CCL_ATL_TRANSPORT": "ofi",
+        "CCL_ATL_SHM": "1",
         "CCL_WORKER_OFFLOAD": "0",
         "CCL_LOG_LEVEL": "error",
     }.items():

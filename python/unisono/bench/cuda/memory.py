@@ -52,8 +52,9 @@ class TensorRegion(Region):
 
     memory: Any
 
-    def view(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return self.memory[: prod(shape) * DTYPES[dtype].itemsize].view(torch_dtype(dtype)).reshape(shape)
+    def view(self, shape: tuple[int, ...], dtype: str, start: int = 0) -> Any:
+        end = start + prod(shape) * DTYPES[dtype].itemsize
+        return self.memory[start:end].view(torch_dtype(dtype)).reshape(shape)
 
     def fill_ones(self, end: int, dtype: str) -> None:
         self.memory[:end].view(bits_dtype(dtype)).fill_(one_bits(dtype))
