@@ -22,7 +22,7 @@ void LocalCommunicator::run_on_host(Request& request) {
   if (request.call->wire != Wire::exact) return run_quantised(request);
   group_.lane().prepare(request.call->dtype, request.call->op);
   if (asks) request.algorithm = meet_places(request);
-  if (request.collective != Collective::all_to_all_v) group_.will_move(request.bytes());
+  if (request.collective != Collective::all_to_all_v) group_.will_move(request.bytes(), request.algorithm);
   group_.lane().mark(request.mark());
   unisono::run(group_.lane(), request.collective, request.algorithm, args);
 }
