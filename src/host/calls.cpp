@@ -24,7 +24,7 @@ void LocalCommunicator::run_on_host(Request& request) {
   group_.lane().prepare(request.call->dtype, request.call->op);
   if (asks) request.algorithm = meet_places(request);
   const bool by_parts = request.collective == Collective::all_to_all_v;
-  if (!by_parts) group_.will_move(request.bytes());
+  if (!by_parts) group_.will_move(request.bytes(), request.algorithm);
   group_.lane().mark(request.mark());
   const HostThread::OwnWays own(group_.lane(), by_parts && !env().stream_chunks);
   unisono::run(group_.lane(), request.collective, request.algorithm, args);

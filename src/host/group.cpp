@@ -14,16 +14,18 @@
 #include "base/text.hpp"
 #include "core/greetings.hpp"
 #include "host/mailbox.hpp"
-#include "lane/channel.hpp"
 
 namespace unisono {
 namespace {
 
 constexpr int kMostRanks = 1024;
-constexpr std::size_t kMostNamed = 8;             // ranks in the text of a failure, which has 1000 bytes
-constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece when chunks are measured
-constexpr int kManyRounds = 20;
-constexpr std::uint32_t kVersion = 5;  // of the memory layout and of Hello
+constexpr std::size_t kMostNamed = 8;  // ranks in the text of a failure, which has 1000 bytes
+constexpr std::uint32_t kVersion = 6;  // of the memory layout and of Hello
+
+CacheWay asked_way() {
+  const auto& asked = env().stream_chunks;
+  return !asked ? CacheWay::unknown : *asked ? CacheWay::around : CacheWay::through;
+}
 
 // A rank's greeting at the bootstrap. Every field comes from outside and is checked.
 struct Hello {
@@ -36,6 +38,7 @@ struct Hello {
   std::uint64_t core_cache = 0;  // bytes of its second-level cache, by which all ranks fit their rings
   Segment::Handle segment;
   std::uint64_t nonce_at = 0;  // address of the segment's nonce in the rank's process
+  CacheWay asked = asked_way(), measured = CacheWay::unknown;  // by the user, by an earlier group
   Cores cores;
 };
 
@@ -102,10 +105,11 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   if (!numbers_.empty() && numbers_.size() != static_cast<std::size_t>(size_))
     throw UsageError("there are " + std::to_string(numbers_.size()) + " numbers for " +
                      std::to_string(size_) + " ranks: give each rank its number in the whole job.");
-  HostThread::Layout layout(size_, chunk_bytes_for(size_), sizeof(Board));
-  mail_at_ = layout.bytes;
-  const std::size_t bytes = layout.bytes + Mailbox::bytes(size_);
-  auto own = Segment::create(bytes);
+  mail_at_ = sizeof(Board);
+  HostThread::Layout layout(size_, chunk_bytes_for(size_), mail_at_ + Mailbox::head_bytes(size_));
+  mail_data_at_ = layout.bytes;
+  const std::size_t bytes = layout.bytes + Mailbox::data_bytes(size_), now = layout.packets;
+  auto own = Segment::create(bytes, now);
   Hello mine;
   mine.rank = rank_;
   mine.size = size_;
@@ -116,6 +120,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   mine.segment = own->handle();
   mine.nonce_at = reinterpret_cast<std::uint64_t>(&own->nonce());
   mine.cores = Cores::of_this_process();
+  mine.measured = measured_;
   const auto greetings = greet(bootstrap, std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
 
   bool far = env().far;
@@ -123,11 +128,13 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   Cores cores;
   std::uint64_t least_cache = mine.core_cache;  // cores of one machine may differ
   std::set<std::uint64_t> segments;
+  bool measured_by_all = true;
+  int around = 0;  // ranks that have measured that this way pays
   for (int r = 0; r < size_; ++r) {
     const Hello hello = read(greetings[static_cast<std::size_t>(r)], r, mine, name(r));
     if (!segments.insert(hello.segment.nonce).second)
       throw UsageError("two ranks announce the same memory: give each rank its own number.");
-    segments_.push_back(r == rank_ ? own : Segment::open(hello.segment, bytes));
+    segments_.push_back(r == rank_ ? own : Segment::open(hello.segment, bytes, now));
     const bool thread = hello.segment.pid == ::getpid();
     std::uint64_t nonce = 0;
     far = far && (thread || (host::Far::read(hello.segment.pid, hello.nonce_at, &nonce, sizeof nonce) &&
@@ -137,8 +144,15 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
     pids.push_back(hello.segment.pid);
     cores.add(hello.cores);
     least_cache = std::min(least_cache, hello.core_cache);
+    measured_by_all = measured_by_all && hello.measured != CacheWay::unknown;
+    around += hello.measured == CacheWay::around;
+    if (hello.asked == CacheWay::unknown) continue;
+    cached_ = cached_ && hello.asked == CacheWay::through;
+    timing_ = Timing::fixed;
   }
+  if (timing_ == Timing::due) cached_ = 2 * around <= size_;
   layout.fit_rings(least_cache);
+  ring_bytes_ = layout.own_ring_bytes + static_cast<std::size_t>(size_ - 1) * layout.ring_bytes;
 
   host::Patience& patience = patience_;
   const int known = std::max(cores.count(), 1);
@@ -155,56 +169,24 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
           [this](int peer, Slot slot, std::uint32_t expected, std::uint32_t seen) {
             late(peer, slot, expected, seen);
           },
-          [this](int peer) { differs(peer); }, [this](int peer) { part_from(peer); }});
+          [this](int peer) { differs(peer); },
+          [this](int owner, const byte* part, std::size_t count) { fill(owner, part, count); },
+          [this](int peer) { part_from(peer); }});
+  lane_->stream_chunks(!cached_);
   // Also keeps every rank until all have mapped all memory: a rank's own descriptors are needed until then.
   far_ = true;
   for (const std::string& reach : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && reach == "far";
-  if (size_ > 1) choose_chunks(ranks_a_core_ > 1 ? kFewRounds : kManyRounds);
+  // Calls of two ranks never time chunks. So the first group of a process times them when its ranks meet.
+  if (size_ > 1 && timing_ == Timing::due && !measured_by_all) choose_chunks(true);
 }
 
-// All ranks choose alike, since plans depend on the choice: the sums over the ranks decide.
-void Group::choose_chunks(int rounds) {
-  moved_ = 0;
-  ChunkTimes times = time_chunks(rounds);
-  if (const auto& asked = env().stream_chunks) times = *asked ? ChunkTimes{1e9, 0} : ChunkTimes{0, 1e9};
-  double through = 0, around = 0;
-  for (const ChunkTimes& one : exchange(times)) through += one.through, around += one.around;
-  cached_ = through <= host::kAroundPays * around;
-  lane_->stream_chunks(!cached_);
-}
-
-// Times a piece to a peer and one from a peer, by chunks written through the cache and around it. Stores into
-// the cache first fetch the lines from the other core's cache. Only a measurement tells how that compares
-// with the trip through memory. Only a rank's own copies are timed: its waits may begin on one core, and
-// waking a sleeper takes longer than a piece. Before the way through the cache is timed, pieces go once
-// around the ring by it, unless they have gone that way so far: the ring must be in the caches that it will
-// be in.
-Group::ChunkTimes Group::time_chunks(int rounds) {
-  ChunkChannel channel(*lane_);
-  const int next = peer_at(*lane_, 1), last = peer_at(*lane_, size_ - 1);
-  const std::vector<byte> sent(std::min(lane_->chunk_bytes(), kMeasuredBytes));
-  std::vector<byte> received(sent.size());
-  auto copy = [&](Dst to, const byte* from) {
-    const auto began = Clock::now();
-    lane_->move(&to, 1, &from, 1, sent.size());
-    return std::chrono::duration<double, std::micro>(Clock::now() - began).count();
-  };
-  auto median = [&](bool around, int before) {
-    lane_->stream_chunks(around);
-    std::vector<double> took;
-    for (int round = -before; round < rounds; ++round) {
-      const double put = copy(channel.reserve(next, sent.size()), sent.data());
-      channel.commit(next, sent.size());
-      const double take = copy({received.data()}, channel.arrived(last, received.size()));
-      channel.release(last);
-      if (round >= 0) took.push_back(put + take);
-    }
-    std::nth_element(took.begin(), took.begin() + rounds / 2, took.end());
-    return took[static_cast<std::size_t>(rounds / 2)];
-  };
-  const auto lap = static_cast<int>(lane_->ring_bytes() / sent.size());
-  const double through = median(false, cached_ ? 0 : patience_.crowded ? kFewRounds : lap);
-  return {through, median(true, 0)};
+void Group::fill(int owner, const byte* part, std::size_t bytes) {
+  try {
+    segments_[static_cast<std::size_t>(owner)]->fill(part, bytes);
+  } catch (const ResourceError& error) {
+    fail(FailureKind::resource,
+         name(rank_) + " has no memory for what it shares with the other ranks: " + error.what());
+  }
 }
 
 Group::~Group() { leave(); }

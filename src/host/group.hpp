@@ -10,6 +10,7 @@
 
 #include "base/failure.hpp"
 #include "base/process.hpp"
+#include "base/traits.hpp"
 #include "host/host_thread.hpp"
 #include "host/pages.hpp"
 #include "host/segment.hpp"
@@ -18,6 +19,9 @@
 #include "unisono/error.hpp"
 
 namespace unisono {
+
+// How chunks go into a peer's ring.
+enum class CacheWay : std::uint8_t { unknown, through, around };  // the cache
 
 class Group {
  public:
@@ -37,11 +41,9 @@ class Group {
   // Returns the bytes from which outputs go around the cache: they would not stay there until they are read.
   std::size_t stream_bytes() const { return stream_bytes_; }
   bool cached() const { return cached_; }  // whether chunks stay in the cache; the same on every rank
-  // Counts what a call of all ranks will move. Requires: the same on every rank.
-  void will_move(std::size_t bytes) {
-    moved_ += kOfACall + bytes * (cached_ && bytes >= kLarge ? kSooner : 1);
-    if (moved_ >= kTimedFor && !patience_.crowded) choose_chunks(kFewRounds);
-  }
+  // Counts what a call of all ranks will move, and sees to the rings before its first chunk. Requires: the
+  // same on every rank. Throws ResourceError on every rank, which may go on, if there is no room for rings.
+  void will_move(std::size_t bytes, Algorithm by);
 
   // Return, alike on every rank, whether ranks reach each other's plain pointers: as they are, in one
   // process; or also as far addresses, if the kernel lets every rank copy from and to every other's memory.
@@ -69,9 +71,11 @@ class Group {
   double usual_timeout_s() const { return usual_timeout_s_; }
 
   // What messages with tags need of the ranks (host/mailbox.hpp). From any thread.
-  byte* mail(int rank) const {
-    return reinterpret_cast<byte*>(segments_[static_cast<std::size_t>(rank)]->data()) + mail_at_;
-  }
+  byte* mail(int rank) const { return base(rank) + mail_at_; }
+  byte* mail_data(int rank) const { return base(rank) + mail_data_at_; }
+  // Takes memory for a part of a rank's segment that has none until a pair of ranks needs it. Fails the group
+  // if there is none.
+  void fill(int owner, const byte* part, std::size_t bytes);
   bool dead(int rank) const { return processes_[static_cast<std::size_t>(rank)].dead(); }
   bool departed(int rank) const { return board(rank).departed.load(std::memory_order_acquire) != 0; }
   std::string name(int rank) const;                                  // "rank 3"
@@ -139,19 +143,14 @@ class Group {
     std::atomic<int> core;  // on which the rank began its last call, or its last long wait
   };
 
-  Board& board(int rank) const {
-    return *reinterpret_cast<Board*>(segments_[static_cast<std::size_t>(rank)]->data());
-  }
+  byte* base(int rank) const { return segments_[static_cast<std::size_t>(rank)]->data(); }
+  Board& board(int rank) const { return *reinterpret_cast<Board*>(base(rank)); }
   struct ChunkTimes {  // microseconds
     double through, around;
   };
-  // Chunks are timed again after so many bytes: a virtual machine's cores may have come nearer, or gone
-  // apart. Large calls count more while chunks go through the cache. Between cores that have gone apart they
-  // take up to five times as long so, and to time the way takes less than around the cache.
-  static constexpr std::size_t kTimedFor = std::size_t{256} << 20, kOfACall = 4096;
-  static constexpr std::size_t kLarge = std::size_t{64} << 10, kSooner = 4;
-  static constexpr int kFewRounds = 7;
-  void choose_chunks(int rounds);
+  // due: chunks go as in earlier groups of these processes. fixed: as the user says.
+  enum class Timing : std::uint8_t { due, done, fixed };
+  void choose_chunks(bool first);
   ChunkTimes time_chunks(int rounds);
   [[noreturn]] void raise_failure() const;
   void interrupted(int peer, const std::function<bool()>& arrived);
@@ -172,7 +171,7 @@ class Group {
   const double usual_timeout_s_;
   double timeout_s_;  // of the call that runs
   host::Patience patience_;
-  std::size_t mail_at_ = 0;
+  std::size_t mail_at_ = 0, mail_data_at_ = 0;
   std::function<void()> while_waiting_;
   std::atomic<bool> left_ = false;
   unsigned forks_ = forks();
@@ -180,8 +179,11 @@ class Group {
   std::uint64_t call_ = 0;
   std::uint32_t beats_ = 0;
   std::size_t stream_bytes_;
-  bool one_process_ = true, far_ = false, cached_ = false;
-  std::size_t moved_ = 0;  // bytes, since chunks were timed
+  bool one_process_ = true, far_ = false, cached_ = true;
+  Timing timing_ = Timing::due;
+  static std::atomic<CacheWay> measured_;  // by the last group of this process that has timed chunks
+  std::size_t moved_ = 0;                  // bytes, since chunks were timed
+  std::size_t ring_bytes_ = 0;             // of a rank's rings, until there was room for them
   int ranks_a_core_ = 1;
   host::Pages pages_;
   std::vector<std::shared_ptr<Segment>> segments_;

@@ -1,7 +1,5 @@
 #include "host/host_thread.hpp"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 
 #include "base/deadline.hpp"
@@ -28,9 +26,10 @@ HostThread::Layout::Layout(int n, std::size_t chunk, std::size_t header_bytes)
       own_ring_bytes(least_ring(chunk)),
       ring_room(ring_from_peer(kMostRings, static_cast<std::size_t>(n), chunk)),
       ring_bytes(ring_room),
-      lines(round_up(header_bytes, 4096)) {
+      lines(round_up(header_bytes, 2 * sizeof(host::Line))) {
   const auto peers = static_cast<std::size_t>(n);
-  chunks = round_up(lines + peers * (kSlots + kPackets) * sizeof(host::Line), 4096);
+  packets = round_up(lines + peers * kSlots * sizeof(host::Line), 4096);
+  chunks = packets + peers * kPackets * sizeof(host::Line);
   bytes = chunks + own_ring_bytes + (peers - 1) * ring_room;
 }
 
@@ -50,14 +49,14 @@ HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_p
       watch_(std::move(watch)),
       kernels_(host::kernels()),
       counters_(segments_.size()),
-      scratch_(2 * segments_.size() * kScratch),
+      scratch_(new byte[2 * segments_.size() * kScratch]),
       sources_(segments_.size()),
       destinations_(segments_.size()) {
   for (const auto& segment : segments_) bases_.push_back(segment->data());
-  // Else the first pieces would each meet new pages. A hint: Linux has it from 5.14 on.
-  for (int p = 0; p < layout_.ranks; ++p)
-    for (byte* const own : {ring(p, rank_), ring(rank_, p)})
-      if (p != rank_) ::madvise(own, layout_.ring_bytes, MADV_POPULATE_WRITE);
+}
+
+void HostThread::fill_packets(int owner, int writer) {
+  watch_.fill(owner, reinterpret_cast<const byte*>(packet(owner, writer, 0)), kPackets * sizeof(host::Line));
 }
 
 // The credit for a timed piece, which says how long its reader took, has come before the next timed one.
@@ -85,6 +84,7 @@ void HostThread::end_taking() {
 
 void HostThread::put_packets(int peer, const byte* src, std::size_t bytes) {
   Counters& c = signals(peer);
+  if (c.packets_sent == 0) fill_packets(peer, rank_);
   for (; bytes > 0; ++c.packets_sent) {
     host::Line& line = *packet(peer, rank_, c.packets_sent);
     const std::size_t length = std::min(bytes, kPacketBytes);
@@ -98,6 +98,7 @@ void HostThread::put_packets(int peer, const byte* src, std::size_t bytes) {
 
 void HostThread::take_packets(int peer, byte* dst, std::size_t bytes) {
   Counters& c = signals(peer);
+  if (c.packets_taken == 0) fill_packets(rank_, peer);
   for (; bytes > 0; ++c.packets_taken) {
     host::Line& line = *packet(rank_, peer, c.packets_taken);
     const std::uint32_t lap = lap_of(c.packets_taken);

@@ -26,7 +26,8 @@ class HostThread {
   static constexpr bool kLinked = false;
   static constexpr std::size_t kPacketBytes = 56;  // payload of a cache line beside its flag
 
-  // A rank's segment: a board of `header_bytes` bytes, then signals, packets and chunks by peer.
+  // A rank's segment: a header of `header_bytes` bytes, then signals, packets and chunks by peer. What begins
+  // at `packets` has no memory until a pair of ranks uses its part.
   struct Layout {
     Layout(int ranks, std::size_t chunk_bytes, std::size_t header_bytes);
     // Uses as much of the rings as suits cores with a second-level cache of so many bytes. If a rank's rings
@@ -38,7 +39,7 @@ class HostThread {
     std::size_t chunk_bytes;
     std::size_t own_ring_bytes;         // of a rank's ring from itself
     std::size_t ring_room, ring_bytes;  // of one from a peer: its memory, and what is used of it
-    std::size_t lines, chunks, bytes;
+    std::size_t lines, packets, chunks, bytes;
   };
 
   // Functions that a wait calls while it lasts, and ends by their exceptions.
@@ -46,6 +47,7 @@ class HostThread {
     std::function<void(int peer, const std::function<bool()>& arrived)> interrupted;
     std::function<void(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen)> late;
     std::function<void(int peer)> differs;  // a piece of another call has come
+    std::function<void(int owner, const byte* part, std::size_t bytes)> fill;  // Group::fill
     std::function<void(int peer)>
         waits;  // once, when the polls were not enough; not beside a rank's own work
   };
@@ -190,12 +192,12 @@ class HostThread {
   // Return the place of piece `index` in the ring to the peer (in its memory), and in the ring from the peer
   // (in this rank's). Each piece begins where the one before ended.
   byte* chunk_at(int peer, std::uint32_t index, std::size_t bytes) {
-    return ring(peer, rank_) + place(signals(peer).put, index, bytes, ring_bytes(peer));
+    return chunk(peer, rank_, signals(peer).put, index, bytes);
   }
   const byte* chunk_from(int peer, std::uint32_t index, std::size_t bytes) {
     if (own_ways_ && bytes >= kTimedFrom && host::ChunkWay::timed(awaited(peer, Slot::chunk)))
       taking_ = {.peer = peer, .bytes = bytes, .began = Clock::now()};
-    return ring(rank_, peer) + place(signals(peer).taken, index, bytes, ring_bytes(peer));
+    return chunk(rank_, peer, signals(peer).taken, index, bytes);
   }
 
   // Return arrays of size() operands, for the next move.
@@ -203,8 +205,8 @@ class HostThread {
   Dst* destinations() { return destinations_.data(); }
 
  private:
-  struct Placed {  // the last piece in a ring
-    std::uint32_t index = ~0u;
+  struct Placed {               // the last piece in a ring
+    std::uint32_t index = ~0u;  // there was none
     std::size_t begin = 0, end = 0;
   };
   struct Counters {
@@ -234,9 +236,10 @@ class HostThread {
     return lines(owner) + static_cast<std::ptrdiff_t>(slot) * size() + writer;
   }
   host::Line* packet(int owner, int writer, std::uint64_t number) {
-    const std::uint64_t before = static_cast<std::uint64_t>(kSlots) * static_cast<std::uint64_t>(size());
-    return lines(owner) + before + static_cast<std::uint64_t>(writer) * kPackets + number % kPackets;
+    return reinterpret_cast<host::Line*>(bases_[static_cast<std::size_t>(owner)] + layout_.packets) +
+           static_cast<std::uint64_t>(writer) * kPackets + number % kPackets;
   }
+  void fill_packets(int owner, int writer);
   // The owner's ring from itself is the first one.
   byte* ring(int owner, int writer) {
     byte* const first = bases_[static_cast<std::size_t>(owner)] + layout_.chunks;
@@ -244,14 +247,14 @@ class HostThread {
     const auto before = static_cast<std::size_t>(writer < owner ? writer : writer - 1);
     return first + layout_.own_ring_bytes + before * layout_.ring_room;
   }
-  std::size_t ring_bytes(int peer) const {
-    return peer == rank_ ? layout_.own_ring_bytes : layout_.ring_bytes;
-  }
-  static std::size_t place(Placed& last, std::uint32_t index, std::size_t bytes, std::size_t ring) {
+  byte* chunk(int owner, int writer, Placed& last, std::uint32_t index, std::size_t bytes) {
+    byte* const ring = this->ring(owner, writer);
+    const std::size_t whole = owner == writer ? layout_.own_ring_bytes : layout_.ring_bytes;
+    if (last.index == ~0u) watch_.fill(owner, ring, whole);
     if (last.index != index) last = {index, last.end, 0};
-    if (last.begin + bytes > ring) last.begin = 0;
+    if (last.begin + bytes > whole) last.begin = 0;
     last.end = round_up(last.begin + bytes, sizeof(host::Line));
-    return last.begin;
+    return ring + last.begin;
   }
   static bool any_far(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs) {
     for (int d = 0; d < n_dsts; ++d)
@@ -263,7 +266,7 @@ class HostThread {
   bool own_way(int peer, std::size_t bytes);
   void end_writing();
   void end_taking();
-  byte* scratch(int index) { return scratch_.data() + static_cast<std::size_t>(index) * kScratch; }
+  byte* scratch(int index) { return scratch_.get() + static_cast<std::size_t>(index) * kScratch; }
   // Returns the upper bits of a packet's flag, its lap around the ring. The lower bits are its mark.
   static std::uint32_t lap_of(std::uint64_t packet) {
     return static_cast<std::uint32_t>(packet / kPackets + 1) * (kMarks + 1);
@@ -299,7 +302,7 @@ class HostThread {
   std::uint32_t mark_ = 0;
   std::vector<byte*> bases_;
   std::vector<Counters> counters_;
-  std::vector<byte> scratch_;
+  std::unique_ptr<byte[]> scratch_;  // has no pages until packets are operands of a move
   std::vector<const byte*> sources_;
   std::vector<Dst> destinations_;
 };

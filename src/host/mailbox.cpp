@@ -14,8 +14,9 @@ namespace unisono {
 namespace {
 
 constexpr std::size_t kMostRing = std::size_t{64} << 10, kLeastRing = std::size_t{8} << 10;
-constexpr std::size_t kRings = std::size_t{1} << 20;  // bytes of a rank, unless its rings are the least
-constexpr std::size_t kRecord = 64;                   // records begin at multiples
+constexpr std::size_t kRings = std::size_t{1} << 20;   // bytes of a rank, unless its rings are the least
+constexpr std::size_t kRecord = 64;                    // records begin at multiples
+constexpr std::size_t kBell = 2 * sizeof(host::Line);  // what lies behind it has lines of its own
 
 std::size_t ring_bytes(int ranks) {
   return std::clamp(kRings / static_cast<std::size_t>(ranks) / 4096 * 4096, kLeastRing, kMostRing);
@@ -23,9 +24,8 @@ std::size_t ring_bytes(int ranks) {
 
 }  // namespace
 
-std::size_t Mailbox::bytes(int ranks) {
-  return 4096 + static_cast<std::size_t>(ranks) * round_up(sizeof(Ring) + ring_bytes(ranks), 4096);
-}
+std::size_t Mailbox::head_bytes(int ranks) { return kBell + static_cast<std::size_t>(ranks) * sizeof(Ring); }
+std::size_t Mailbox::data_bytes(int ranks) { return static_cast<std::size_t>(ranks) * ring_bytes(ranks); }
 
 Mailbox::Mailbox(Group& group, const Symmetric& symmetric, bool check)
     : group_(group),
@@ -41,9 +41,10 @@ Mailbox::Mailbox(Group& group, const Symmetric& symmetric, bool check)
 host::Line& Mailbox::bell(int rank) const { return *reinterpret_cast<host::Line*>(group_.mail(rank)); }
 
 Mailbox::Ring& Mailbox::ring(int reader, int writer) const {
-  return *reinterpret_cast<Ring*>(group_.mail(reader) + 4096 +
-                                  static_cast<std::size_t>(writer) *
-                                      round_up(sizeof(Ring) + ring_bytes(size_), 4096));
+  return reinterpret_cast<Ring*>(group_.mail(reader) + kBell)[writer];
+}
+std::byte* Mailbox::data(int reader, int writer) const {
+  return group_.mail_data(reader) + static_cast<std::size_t>(writer) * ring_bytes(size_);
 }
 
 // Returns whether there was room.
@@ -59,10 +60,12 @@ bool Mailbox::put(int peer, const Head& head, const std::byte* data, std::size_t
       return false;
     }
   }
-  std::memcpy(to.data() + at % whole, &head, sizeof head);
+  std::byte* const ring = this->data(peer, rank_);
+  if (at == 0) group_.fill(peer, ring, whole);
+  std::memcpy(ring + at % whole, &head, sizeof head);
   const std::size_t begin = (at + sizeof head) % whole, first = std::min(bytes, whole - begin);
-  if (first > 0) std::memcpy(to.data() + begin, data, first);
-  if (bytes > first) std::memcpy(to.data(), data + first, bytes - first);
+  if (first > 0) std::memcpy(ring + begin, data, first);
+  if (bytes > first) std::memcpy(ring, data + first, bytes - first);
   to.written.store(at + record, std::memory_order_release);
   return true;
 }
@@ -111,17 +114,19 @@ void Mailbox::push(int peer) {
 void Mailbox::take_records(int source) {
   Ring& from = ring(rank_, source);
   const std::size_t whole = ring_bytes(size_);
+  const std::byte* const ring = data(rank_, source);
   std::uint64_t at = from.taken.load(std::memory_order_relaxed);
   while (at != from.written.load(std::memory_order_acquire)) {
+    if (at == 0) group_.fill(rank_, ring, whole);
     Head head;
-    std::memcpy(&head, from.data() + at % whole, sizeof head);
+    std::memcpy(&head, ring + at % whole, sizeof head);
     const bool carries = head.kind == Head::eager || head.kind == Head::part;
     if (carries && head.bytes > whole / 4)
       group_.fail(FailureKind::mismatch,
                   group_.name(source) +
                       " has sent what is no message: start every rank with the same version "
                       "of Unisono.");
-    take(source, head, from, at + sizeof head);
+    take(source, head, ring, at + sizeof head);
     at += round_up(sizeof head + (carries ? head.bytes : 0), kRecord);
     from.taken.store(at, std::memory_order_seq_cst);
     if (from.blocked.load(std::memory_order_seq_cst) != 0) {
@@ -131,12 +136,12 @@ void Mailbox::take_records(int source) {
   }
 }
 
-void Mailbox::take(int source, const Head& head, Ring& from, std::uint64_t at) {
+void Mailbox::take(int source, const Head& head, const std::byte* from, std::uint64_t at) {
   auto copy = [&](std::byte* to) {
     const std::size_t whole = ring_bytes(size_), begin = at % whole,
                       first = std::min<std::size_t>(head.bytes, whole - begin);
-    if (first > 0) std::memcpy(to, from.data() + begin, first);
-    if (head.bytes > first) std::memcpy(to + first, from.data(), head.bytes - first);
+    if (first > 0) std::memcpy(to, from + begin, first);
+    if (head.bytes > first) std::memcpy(to + first, from, head.bytes - first);
   };
   switch (head.kind) {
     case Head::eager:

@@ -34,8 +34,10 @@ class Group;
 
 class Mailbox {
  public:
-  // Returns the bytes of shared memory that a rank of so many gives.
-  static std::size_t bytes(int ranks);
+  // Return the bytes of shared memory that a rank of so many gives: what all ranks look at, and the rings'
+  // data, which has no memory until a pair of ranks uses its part.
+  static std::size_t head_bytes(int ranks);
+  static std::size_t data_bytes(int ranks);
   // check: compare the dtypes of both ends.
   Mailbox(Group& group, const Symmetric& symmetric, bool check);
   // Waits until no thread waits in it for a letter. Requires: those that have begun have ended.
@@ -65,7 +67,6 @@ class Mailbox {
     alignas(64) std::atomic<std::uint64_t> taken;
     std::atomic<std::uint32_t> blocked;  // the writer waits for room
     std::atomic<std::uint32_t> copies;   // threads of the reader that may copy from the writer's memory
-    std::byte* data() { return reinterpret_cast<std::byte*>(this + 1); }
   };
 
   // Threads that wait for letters share this with the mailbox, which may end before they have left.
@@ -121,12 +122,13 @@ class Mailbox {
 
   host::Line& bell(int rank) const;
   Ring& ring(int reader, int writer) const;
+  std::byte* data(int reader, int writer) const;
 
   // All of these require the lock.
   void post(const Sent& letter);
   void progress();
   void take_records(int source);
-  void take(int source, const Head& head, Ring& from, std::uint64_t at);
+  void take(int source, const Head& head, const std::byte* from, std::uint64_t at);
   void push(int peer);
   bool put(int peer, const Head& head, const std::byte* data, std::size_t bytes);
   void meet(const Sent& letter, int source, const Head& head);

@@ -16,6 +16,7 @@
 #include <string>
 #include <utility>
 
+#include "base/bytes.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono {
@@ -49,6 +50,11 @@ int reserve(int fd, std::size_t bytes) {
   return error;
 }
 
+std::string amount(std::size_t bytes) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  return bytes < kMiB ? std::to_string(bytes >> 10) + " KiB" : std::to_string(bytes / kMiB) + " MiB";
+}
+
 // Returns `result`. Throws ResourceError with errno's text if `result` is negative.
 int check(int result, const std::string& what) {
   if (result >= 0) return result;
@@ -78,11 +84,17 @@ std::size_t room_in(const std::string& group, const char* limit, const char* usa
   return most - std::min(most, used - std::min(used, cached));
 }
 
-std::byte* map(int fd, std::size_t bytes) {
+// lazy: memory comes in parts, which a huge page would exceed.
+std::byte* map(int fd, std::size_t bytes, bool lazy) {
   void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (at == MAP_FAILED) check(-1, "mapping " + std::to_string(bytes >> 20) + " MiB of shared memory");
-  ::madvise(at, bytes, MADV_HUGEPAGE);  // a hint: refused if shared memory has no huge pages
+  if (at == MAP_FAILED) check(-1, "mapping " + amount(bytes) + " of shared memory");
+  if (!lazy) ::madvise(at, bytes, MADV_HUGEPAGE);  // a hint: refused if shared memory has no huge pages
   return static_cast<std::byte*>(at);
+}
+
+[[noreturn]] void refuse(std::size_t bytes, int error) {
+  throw ResourceError("there is no room for " + amount(bytes) + " of shared memory (" + std::strerror(error) +
+                      "): free memory, raise the container's limit, or use fewer ranks.");
 }
 
 }  // namespace
@@ -95,13 +107,13 @@ void check_room(std::size_t bytes, int ranks) {
                         "total_inactive_file")});
   const auto each = room / static_cast<std::size_t>(ranks);
   if (bytes > each)
-    throw ResourceError("there is no room for " + std::to_string(bytes >> 20) + " MiB of memory" +
+    throw ResourceError("there is no room for " + amount(bytes) + " of memory" +
                         (ranks > 1 ? " for each of " + std::to_string(ranks) + " ranks" : "") +
-                        ", only for " + std::to_string(each >> 20) +
+                        ", only for " + amount(each) +
                         ": free memory, raise the container's limit, or use fewer ranks.");
 }
 
-std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
+std::shared_ptr<Segment> Segment::create(std::size_t bytes, std::size_t now) {
   check_room(bytes);
   std::shared_ptr<Segment> segment(new Segment);
   segment->owner_ = true;
@@ -109,18 +121,15 @@ std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
   const std::size_t whole = bytes + kPage;
   segment->fd_ = check(::memfd_create("unisono", MFD_CLOEXEC), "creating shared memory");
   check(::ftruncate(segment->fd_, static_cast<off_t>(whole)), "sizing shared memory");
-  if (const int error = reserve(segment->fd_, whole))
-    throw ResourceError("there is no room for " + std::to_string(whole >> 20) + " MiB of shared memory (" +
-                        std::strerror(error) +
-                        "): free memory, raise the container's limit, or use fewer ranks.");
-  segment->data_ = map(segment->fd_, whole);
+  if (const int error = reserve(segment->fd_, now + kPage)) refuse(now + kPage, error);
+  segment->data_ = map(segment->fd_, whole, now < bytes);
   const std::uint64_t nonce = segment->head().nonce = fresh_nonce();
   std::scoped_lock lock(own().mutex);
   own().by_nonce[nonce] = segment;
   return segment;
 }
 
-std::shared_ptr<Segment> Segment::open(const Handle& handle, std::size_t bytes) {
+std::shared_ptr<Segment> Segment::open(const Handle& handle, std::size_t bytes, std::size_t now) {
   const std::string peer = "the shared memory of process " + std::to_string(handle.pid);
   if (handle.bytes != bytes)
     throw ResourceError(
@@ -143,11 +152,26 @@ std::shared_ptr<Segment> Segment::open(const Handle& handle, std::size_t bytes) 
   check(::fstat(segment->fd_, &found), "reading the size of " + peer);
   if (!S_ISREG(found.st_mode) || static_cast<std::size_t>(found.st_size) != bytes + kPage)
     throw ResourceError(peer + " is not what the rank announced.");
-  segment->data_ = map(segment->fd_, bytes + kPage);
+  segment->data_ = map(segment->fd_, bytes + kPage, now < bytes);
   segment->close_file();
   if (segment->head().nonce != handle.nonce)
     throw ResourceError(peer + " does not carry the mark that the rank announced.");
   return segment;
+}
+
+void Segment::fill(const std::byte* part, std::size_t bytes) {
+  constexpr std::size_t kLook = std::size_t{256} << 10;  // less is taken sooner than room is looked for
+  if (bytes >= kLook) check_room(bytes);
+  const std::size_t first = static_cast<std::size_t>(part - data_) / kPage * kPage;
+  const std::size_t length = round_up(static_cast<std::size_t>(part - data_) + bytes, kPage) - first;
+  while (::madvise(data_ + first, length, MADV_POPULATE_WRITE) != 0) {
+    if (errno == EINTR || errno == EAGAIN) continue;
+    if (errno != EINVAL) refuse(bytes, errno);
+    // Linux has it from 5.14 on. An addition of nothing leaves what a peer writes meanwhile.
+    for (std::size_t at = first; at < first + length; at += kPage)
+      std::atomic_ref(*reinterpret_cast<std::uint32_t*>(data_ + at)).fetch_add(0);
+    return;
+  }
 }
 
 void Segment::close_file() {

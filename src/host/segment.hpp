@@ -23,13 +23,23 @@ class Segment {
     std::uint64_t bytes = 0, nonce = 0;
   };
 
-  // Returns zeroed memory, reserved now. Throws ResourceError if there is not enough.
-  static std::shared_ptr<Segment> create(std::size_t bytes);
+  // Returns zeroed memory. Reserves the first `now` bytes; `fill` takes the others. Throws ResourceError if
+  // there is not enough for all of them.
+  static std::shared_ptr<Segment> create(std::size_t bytes, std::size_t now);
+  static std::shared_ptr<Segment> create(std::size_t bytes) { return create(bytes, bytes); }
 
   // Maps a peer's segment; a segment of this process is the same memory at the same address. Throws
   // ResourceError if the peer is gone, is not this user's, or does not hold `bytes` bytes marked with the
   // handle's nonce.
-  static std::shared_ptr<Segment> open(const Handle& handle, std::size_t bytes);
+  static std::shared_ptr<Segment> open(const Handle& handle, std::size_t bytes, std::size_t now);
+  static std::shared_ptr<Segment> open(const Handle& handle, std::size_t bytes) {
+    return open(handle, bytes, bytes);
+  }
+
+  // Takes memory for a part, if it has none yet, and maps it here, so that no access has to. Leaves what is
+  // written there. Throws ResourceError if there is not enough. From any thread or process that has mapped
+  // the segment.
+  void fill(const std::byte* part, std::size_t bytes);
 
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;

@@ -64,10 +64,11 @@ TEST(Timeout, NamesTheSlotOfEachKindOfWait) {
     std::latch over(1);
     on_ranks(2, {.timeout_s = kShort, .check = false},
              [&, algorithm = algorithm, slot = slot](Communicator& comm) {
-               if (comm.rank() == 1) return over.wait();
                Words words;
                Call call = words.call();
                call.algorithm = algorithm;
+               comm.all_reduce(call);
+               if (comm.rank() == 1) return over.wait();
                const std::string text = text_of<TimeoutError>([&] { comm.all_reduce(call); });
                EXPECT_TRUE(has(text, "rank 1") && has(text, slot)) << text;
                over.count_down();

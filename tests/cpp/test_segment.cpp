@@ -3,8 +3,16 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstddef>
 #include <limits>
 
 #include "processes.hpp"
@@ -16,6 +24,30 @@ namespace {
 using test::Child;
 using test::Pipe;
 constexpr std::size_t kBytes = 100000;
+constexpr std::size_t kPart = 8192, kParts = 64;
+
+// Returns the bytes of memory that a segment of this process has taken.
+std::size_t taken(const Segment& segment) {
+  struct stat found{};
+  ::fstat(segment.handle().fd, &found);
+  return static_cast<std::size_t>(found.st_blocks) * 512;
+}
+
+// Has the kernel answer as those before 5.14, which cannot fill.
+void refuse_to_fill() {
+  sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[2])),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MADV_POPULATE_WRITE, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{std::size(code), code};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+    throw std::runtime_error("no filter");
+}
 
 TEST(Segment, IsZeroedAndWritable) {
   const auto segment = Segment::create(kBytes);
@@ -60,6 +92,43 @@ TEST(Segment, SaysThatItIsReleased) {
   EXPECT_FALSE(segment->released());
   segment->release();
   EXPECT_TRUE(Segment::open(segment->handle(), kBytes)->released());
+}
+
+TEST(Segment, TakesMemoryForWhatIsFilled) {
+  const auto segment = Segment::create(kParts * kPart, kPart);
+  const std::size_t at_first = taken(*segment);
+  EXPECT_LE(at_first, 2 * kPart);
+  segment->data()[5 * kPart] = std::byte{7};
+  for (const std::size_t part : {5, 9, 5}) segment->fill(segment->data() + part * kPart, kPart);
+  EXPECT_EQ(taken(*segment), at_first + 2 * kPart);
+  EXPECT_EQ(segment->data()[5 * kPart], std::byte{7});
+}
+
+// The peer fills what it has only mapped, on a kernel of today and on one that touches page by page.
+TEST(Segment, IsFilledByAnotherProcess) {
+  const auto segment = Segment::create(kParts * kPart, kPart);
+  const std::size_t at_first = taken(*segment);
+  for (const std::size_t old : {0, 1}) {
+    Child child([&] {
+      if (old == 1) refuse_to_fill();
+      const auto handle = segment->handle();
+      const auto mapped =
+          Segment::open({::getppid(), handle.fd, handle.bytes, handle.nonce}, kParts * kPart, kPart);
+      mapped->data()[kPart * (2 + old)] = std::byte{3};
+      mapped->fill(mapped->data() + kPart * (2 + old), kPart);
+      return mapped->data()[kPart * (2 + old)] == std::byte{3} ? 0 : 1;
+    });
+    EXPECT_EQ(child.wait(), 0) << old;
+    EXPECT_EQ(taken(*segment), at_first + (1 + old) * kPart);
+  }
+}
+
+// A page that cannot be had is an error, where an access would be a signal.
+TEST(Segment, SaysThatItCannotBeFilled) {
+  const auto segment = Segment::create(kParts * kPart, kPart);
+  ASSERT_EQ(::ftruncate(segment->handle().fd, 4 * kPart), 0);
+  EXPECT_NO_THROW(segment->fill(segment->data() + kPart, kPart));
+  EXPECT_THROW(segment->fill(segment->data() + 9 * kPart, kPart), ResourceError);
 }
 
 // The child has only a handle from a pipe. Each process sees the other's writes.

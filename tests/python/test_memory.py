@@ -93,9 +93,29 @@ def test_dropped_memory_is_given_back() -> None:
 
 @pytest.mark.parametrize(("n", "most_mib"), [(2, 3.0), (4, 3.5), (8, 5.5)])
 def test_dozens_of_communicators(n: int, most_mib: float) -> None:
-    """Each of many communicators takes little of a rank's memory."""
-    for taken in play(n, "dozens", 32):
-        assert taken <= most_mib * (1 << 20)
+    """Each of many communicators takes of a rank's memory what it uses, and little before its first call."""
+    for answer in play(n, "dozens", 64):
+        assert answer["mapped"] <= 64
+        assert answer["made"] <= 16
+        assert answer["small"] <= answer["made"] + 32 * (n - 1)
+        assert answer["message"] <= answer["small"] + 64
+        assert answer["large"] <= most_mib * 1024
+
+
+@pytest.mark.parametrize(("n", "far"), [(2, "1"), (2, "0"), (5, "0")])
+def test_first_calls(n: int, far: str) -> None:
+    """The first call of a communicator takes memory while it moves data."""
+    assert play(n, "first_calls", env={"UNISONO_FAR": far}) == [[]] * n
+
+
+def test_no_memory_for_rings() -> None:
+    """A call for whose rings there is no room is refused on every rank, and the communicator goes on."""
+    for answer in played_with_mounts("no_room_for_rings"):
+        assert_refused(answer, "memory of rings", "could not reserve its part: there is no room", "KiB")
+        assert (answer["small"], answer["large"]) == (2, 2)
+        assert answer["pair"]["error"]["type"] == "ResourceError", answer
+        assert "has no memory for what it shares with the other ranks" in answer["pair"]["error"]["text"]
+        assert answer["after"]["error"]["text"] == answer["pair"]["error"]["text"]
 
 
 def test_memory_outlives_its_communicator() -> None:
@@ -103,8 +123,16 @@ def test_memory_outlives_its_communicator() -> None:
 
 
 def test_full_dev_shm() -> None:
-    """Shared memory has no files. A /dev/shm of 64 KiB, in a mount namespace of its own, does not matter."""
-    inside = "import json, ranks; played = ranks.play(2, 'memory_programs:without_shared_memory_files')"
+    """Shared memory has no files. A /dev/shm of 64 KiB does not matter."""
+    for answer in played_with_mounts("without_shared_memory_files"):
+        assert answer["free"] <= 64 << 10
+        assert answer["sum"] == 2
+        assert answer["files"] == []
+
+
+def played_with_mounts(program: str) -> list[Any]:
+    """Plays a program of 2 ranks in a mount namespace of its own, with a /dev/shm of 64 KiB."""
+    inside = f"import json, ranks; played = ranks.play(2, 'memory_programs:{program}')"
     inside += "; print(json.dumps(played.results()))"
     mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$0" -c "$1"'
     if shutil.which("unshare") is None:
@@ -123,10 +151,8 @@ def test_full_dev_shm() -> None:
         )
     ended = ranks.run(["unshare", *flags, "sh", "-c", mount, sys.executable, inside])
     assert ended.code == 0, str(ended)
-    for answer in json.loads(ended.output.splitlines()[-1]):
-        assert answer["free"] <= 64 << 10
-        assert answer["sum"] == 2
-        assert answer["files"] == []
+    answers: list[Any] = json.loads(ended.output.splitlines()[-1])
+    return answers
 
 
 @pytest.mark.parametrize("shape", [0, 1, 7, (3, 5), (2, 0, 4), (), [4, 4]], ids=str)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import resource
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +116,136 @@ def descriptors() -> float:
     return (_fds() - before) / len(arrays)
 
 
-def dozens(count: int) -> int:
-    """Returns the bytes that each of many communicators takes here."""
+def dozens(count: int) -> dict[str, float]:
+    """Returns the KiB that each of many communicators takes here: when made, and what it then maps of any
+    memory; after a small call, a message to the next rank, and a large call."""
     whole = unisono.init(timeout_s=50)
-    before = _taken_bytes()
+    warm = whole.split(0)  # what the process takes once
+    before, mapped = _taken_bytes(), _mapped_kib()
     parts = [whole.split(0) for _ in range(count)]
-    for one in parts:
-        assert one is not None and one.all_reduce(np.ones(3, F32)).tolist() == [whole.size] * 3
-    return (_taken_bytes() - before) // count
+    whole.barrier()
+    answer = {"mapped": (_mapped_kib() - mapped) / count}
+
+    def taken(name: str, call: Callable[[unisono.Communicator], Any]) -> None:
+        for one in parts:
+            assert one is not None
+            call(one)
+        whole.barrier()
+        answer[name] = (_taken_bytes() - before) / count / 1024
+        whole.barrier()
+
+    def sum_of(elements: int, algorithm: str) -> Callable[[unisono.Communicator], None]:
+        def call(one: unisono.Communicator) -> None:
+            total = one.all_reduce(np.ones(elements, F32), algorithm=algorithm)
+            assert (total == whole.size).all()
+
+        return call
+
+    taken("made", lambda one: None)
+    taken("small", sum_of(3, "one_shot_packets"))
+    taken("message", _message_around)
+    taken("large", sum_of(100_000, "two_shot"))
+    del warm
+    return answer
+
+
+def _message_around(comm: unisono.Communicator) -> None:
+    """Sends a message with a tag to the next rank."""
+    x, got = np.array([comm.rank], F32), np.empty(1, F32)
+    sent = comm.send(x, (comm.rank + 1) % comm.size, tag=3, asynchronous=True)
+    comm.recv(got, (comm.rank - 1) % comm.size, tag=3)
+    sent.wait()
+    assert got[0] == (comm.rank - 1) % comm.size
+
+
+def _mapped_kib() -> int:
+    """Returns what this process has mapped, where a page of several processes counts by its share."""
+    return int(Path("/proc/self/smaps_rollup").read_text().partition("\nPss:")[2].split()[0])
+
+
+def first_calls() -> list[str]:
+    """Makes each call, of three sizes, as the first one of a communicator. Returns those that went wrong."""
+    whole = unisono.init(timeout_s=50)
+    me, n = whole.rank, whole.size
+    right, left = (me + 1) % n, (me - 1) % n
+    wrong = []
+    for count in (2, 3_000, 100_000):
+        every = np.stack([np.random.default_rng(r).integers(0, 1000, (n, count), np.int32) for r in range(n)])
+        x, total = every[me], every.sum(axis=0, dtype=np.int32)
+        parts = [count] * n
+
+        def pair(comm: unisono.Communicator, x: Any = x) -> Any:
+            return comm.send_recv(x[0], right, np.empty_like(x[0]), left)
+
+        def batch(comm: unisono.Communicator, x: Any = x) -> Any:
+            got = np.empty_like(x[0])
+            comm.batch_send_recv([(x[0], right)], [(got, left)])
+            return got
+
+        def message(comm: unisono.Communicator, x: Any = x) -> Any:
+            got = np.empty_like(x[0])
+            sent = comm.send(x[0], right, tag=3, asynchronous=True)
+            comm.recv(got, left, tag=3)
+            sent.wait()
+            return got
+
+        calls: dict[str, tuple[Callable[[unisono.Communicator], Any], Any]] = {
+            "all_reduce": (lambda comm, x=x: comm.all_reduce(x), total),
+            "reduce": (lambda comm, x=x: comm.reduce(x, root=n - 1), total if me == n - 1 else None),
+            "broadcast": (
+                lambda comm, x=x: comm.broadcast(x, root=n - 1, out=np.empty_like(x)),
+                every[n - 1],
+            ),
+            "all_gather": (lambda comm, x=x: comm.all_gather(x), every),
+            "gather": (lambda comm, x=x: comm.gather(x, root=0), every if me == 0 else None),
+            "reduce_scatter": (lambda comm, x=x: comm.reduce_scatter(x), total[me]),
+            "scatter": (lambda comm, x=x: comm.scatter(x, root=0), every[0][me]),
+            "all_to_all": (lambda comm, x=x: comm.all_to_all(x), every[:, me]),
+            "all_to_all_v": (lambda comm, x=x, p=parts: comm.all_to_all_v(x.ravel(), p, p), every[:, me]),
+            "send_recv": (pair, every[left][0]),
+            "batch_send_recv": (batch, every[left][0]),
+            "message": (message, every[left][0]),
+        }
+        for name, (call, expected) in calls.items():
+            comm = whole.split(0)
+            assert comm is not None
+            for which in ("first", "second"):
+                got = call(comm)
+                same = got is None if expected is None else np.array_equal(np.ravel(got), np.ravel(expected))
+                if not same:
+                    wrong.append(f"{which} {name} of {count}")
+    return wrong
+
+
+def no_room_for_rings() -> dict[str, Any]:
+    """Makes the first large calls while the machine says that it has no memory left, and after that."""
+    whole = unisono.init(timeout_s=20)
+    comm, other = whole.split(0), whole.split(0)
+    assert comm is not None and other is not None
+    small, large = np.ones(2, F32), np.ones(1 << 18, F32)
+    got, peer = np.empty_like(large), 1 - whole.rank
+    libc = ctypes.CDLL(None, use_errno=True)
+    meminfo = b"/proc/meminfo"
+    whole.barrier()
+    if whole.rank == 0:
+        with tempfile.NamedTemporaryFile() as full:
+            full.write(b"MemAvailable: 10 kB\n")
+            full.flush()
+            bind = 4096
+            assert libc.mount(full.name.encode(), meminfo, None, bind, None) == 0, ctypes.get_errno()
+    whole.barrier()
+    answer = {
+        "first": attempt(lambda: comm.all_reduce(large, algorithm="two_shot")),
+        "small": float(comm.all_reduce(small)[0]),
+        "pair": attempt(lambda: other.send_recv(large, peer, got, peer, algorithm="push")),
+        "after": attempt(other.barrier),
+    }
+    whole.barrier()
+    if whole.rank == 0:
+        assert libc.umount(meminfo) == 0, ctypes.get_errno()
+    whole.barrier()
+    answer["large"] = float(comm.all_reduce(large, algorithm="two_shot")[-1])
+    return answer
 
 
 def drops() -> dict[str, Any]:
