@@ -23,7 +23,7 @@ constexpr int kMostRanks = 1024;
 constexpr std::size_t kMostNamed = 8;             // ranks in the text of a failure, which has 1000 bytes
 constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece when chunks are measured
 constexpr int kManyRounds = 20;
-constexpr std::uint32_t kVersion = 5;  // of the memory layout and of Hello
+constexpr std::uint32_t kVersion = 6;  // of the memory layout and of Hello
 
 // A rank's greeting at the bootstrap. Every field comes from outside and is checked.
 struct Hello {
