@@ -9,17 +9,27 @@
 
 #include "base/bytes.hpp"
 #include "host/group.hpp"
+#include "host/move.hpp"
 
 namespace unisono {
 namespace {
 
-constexpr std::size_t kMostRing = std::size_t{64} << 10, kLeastRing = std::size_t{8} << 10;
-constexpr std::size_t kRings = std::size_t{1} << 20;   // bytes of a rank, unless its rings are the least
-constexpr std::size_t kRecord = 64;                    // records begin at multiples
-constexpr std::size_t kBell = 2 * sizeof(host::Line);  // what lies behind it has lines of its own
+constexpr std::size_t kMostRing = std::size_t{256} << 10, kLeastRing = std::size_t{8} << 10;
+constexpr std::size_t kRings = std::size_t{1} << 20;      // bytes of a rank, unless its rings are the least
+constexpr std::size_t kMostPart = std::size_t{16} << 10;  // bytes of a record's data
+constexpr std::size_t kRecord = 64;                       // records begin at multiples
+constexpr std::size_t kBell = 2 * sizeof(host::Line);     // what lies behind it has lines of its own
 
 std::size_t ring_bytes(int ranks) {
   return std::clamp(kRings / static_cast<std::size_t>(ranks) / 4096 * 4096, kLeastRing, kMostRing);
+}
+
+// Returns the most bytes of a record's data: some records have room in any ring.
+std::size_t part_bytes(int ranks) { return std::min(ring_bytes(ranks) / 4, kMostPart); }
+
+void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  const Dst dst{to};
+  host::kernels().copy(&dst, 1, from, bytes);
 }
 
 }  // namespace
@@ -64,8 +74,8 @@ bool Mailbox::put(int peer, const Head& head, const std::byte* data, std::size_t
   if (at == 0) group_.fill(peer, ring, whole);
   std::memcpy(ring + at % whole, &head, sizeof head);
   const std::size_t begin = (at + sizeof head) % whole, first = std::min(bytes, whole - begin);
-  if (first > 0) std::memcpy(ring + begin, data, first);
-  if (bytes > first) std::memcpy(ring, data + first, bytes - first);
+  if (first > 0) copy_bytes(ring + begin, data, first);
+  if (bytes > first) copy_bytes(ring, data + first, bytes - first);
   to.written.store(at + record, std::memory_order_release);
   return true;
 }
@@ -74,7 +84,7 @@ bool Mailbox::put(int peer, const Head& head, const std::byte* data, std::size_t
 void Mailbox::push(int peer) {
   Outbox& out = outboxes_[static_cast<std::size_t>(peer)];
   if (out.empty()) return;
-  const std::size_t most = ring_bytes(size_) / 4;  // of a record's data
+  const std::size_t most = part_bytes(size_);
   bool wrote = false, room = true;
   while (room && !out.answers.empty()) {
     room = put(peer, out.answers.front(), nullptr, 0);
@@ -121,7 +131,7 @@ void Mailbox::take_records(int source) {
     Head head;
     std::memcpy(&head, ring + at % whole, sizeof head);
     const bool carries = head.kind == Head::eager || head.kind == Head::part;
-    if (carries && head.bytes > whole / 4)
+    if (carries && head.bytes > part_bytes(size_))
       group_.fail(FailureKind::mismatch,
                   group_.name(source) +
                       " has sent what is no message: start every rank with the same version "
@@ -140,8 +150,8 @@ void Mailbox::take(int source, const Head& head, const std::byte* from, std::uin
   auto copy = [&](std::byte* to) {
     const std::size_t whole = ring_bytes(size_), begin = at % whole,
                       first = std::min<std::size_t>(head.bytes, whole - begin);
-    if (first > 0) std::memcpy(to, from + begin, first);
-    if (head.bytes > first) std::memcpy(to + first, from, head.bytes - first);
+    if (first > 0) copy_bytes(to, from + begin, first);
+    if (head.bytes > first) copy_bytes(to + first, from, head.bytes - first);
   };
   switch (head.kind) {
     case Head::eager:
