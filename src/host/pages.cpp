@@ -10,7 +10,7 @@
 namespace unisono::host {
 namespace {
 
-constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::size_t kUsuallyHuge = std::size_t{4} << 20;  // numpy asks for huge pages from here on
 
 // The ioctl PAGEMAP_SCAN (Documentation/admin-guide/mm/pagemap.rst of the kernel), which older headers lack.
@@ -29,7 +29,7 @@ std::optional<bool> is_huge(int file, std::uint64_t page) {
   const Scan scan{.size = sizeof scan,
                   .flags = 0,
                   .start = page,
-                  .end = page + kPage,
+                  .end = page + kPageBytes,
                   .walk_end = 0,
                   .regions = reinterpret_cast<std::uint64_t>(&region),
                   .most_regions = 1,
@@ -56,7 +56,7 @@ Pages::~Pages() {
 
 bool Pages::huge(const void* at, std::size_t bytes) const {
   const std::uint64_t middle = reinterpret_cast<std::uint64_t>(at) + bytes / 2;
-  const auto told = known() ? is_huge(file_, middle / kPage * kPage) : std::nullopt;
+  const auto told = known() ? is_huge(file_, middle / kPageBytes * kPageBytes) : std::nullopt;
   return told.value_or(bytes >= kUsuallyHuge);
 }
 
