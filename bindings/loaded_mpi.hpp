@@ -37,6 +37,7 @@ class LoadedMpi {
     truncate_ = nb::cast<int>(mpi.attr("ERR_TRUNCATE"));
     if (nb::cast<std::size_t>(mpi.attr("_sizeof")(mpi.attr("Status"))) > sizeof(Status))
       refuse("a larger MPI_Status");
+    source_at_ = place_of_source(mpi);
   }
 
   int isend(const void* data, int bytes, int rank, int tag, Request* request) const {
@@ -51,9 +52,12 @@ class LoadedMpi {
   int get_count(const Status* status, int* bytes) const {
     return functions_->get_count(status, byte_, bytes);
   }
-  int probe_any(int tag, int* flag) const {
+  int probe_any(int tag, int* flag, int* source, int* bytes) const {
     Status status;
-    return functions_->iprobe(any_source_, tag, comm_, flag, &status);
+    const int code = functions_->iprobe(any_source_, tag, comm_, flag, &status);
+    if (code != 0 || !*flag) return code;
+    std::memcpy(source, status.bytes + source_at_, sizeof *source);
+    return functions_->get_count(&status, byte_, bytes);
   }
   int recv_from_any(void* data, int bytes, int tag) const {
     Status status;
@@ -131,10 +135,25 @@ class LoadedMpi {
     return value;
   }
 
+  // Returns where MPI_Status has MPI_SOURCE, which differs among MPIs.
+  static std::size_t place_of_source(nb::handle mpi) {
+    constexpr int kMark = 0x5eed5eed;
+    const nb::object status = mpi.attr("Status")();
+    status.attr("source") = kMark;
+    const auto address = nb::cast<std::uintptr_t>(mpi.attr("_addressof")(status));
+    const auto* const bytes =
+        reinterpret_cast<const std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
+    const auto size = nb::cast<std::size_t>(mpi.attr("_sizeof")(status));
+    for (std::size_t at = 0; at + sizeof kMark <= size; at += sizeof kMark)
+      if (std::memcmp(bytes + at, &kMark, sizeof kMark) == 0) return at;
+    refuse("an MPI_Status without a source");
+  }
+
   Held owner_;
   std::shared_ptr<const Functions> functions_;
   Handle comm_{}, byte_{};
   int any_source_ = 0, truncate_ = 0;
+  std::size_t source_at_ = 0;  // in Status
 };
 
 }  // namespace unisono::python

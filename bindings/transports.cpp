@@ -68,6 +68,7 @@ class OwnedMpi final : public Transport {
                                     std::span<const Incoming> receives) override {
     return inner_->exchange(sends, receives);
   }
+  Records* records() override { return inner_->records(); }
   void tell(const std::string& failure) noexcept override { inner_->tell(failure); }
   std::optional<std::string> heard() override { return inner_->heard(); }
   void close() noexcept override {

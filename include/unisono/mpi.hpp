@@ -118,8 +118,12 @@ struct Api {
   }
   int test(Request* request, int* over, Status* status) const { return mpi::test(request, over, status); }
   int get_count(const Status* status, int* bytes) const { return MPI_Get_count(status, MPI_BYTE, bytes); }
-  int probe_any(int tag, int* there) const {
-    return MPI_Iprobe(MPI_ANY_SOURCE, tag, comm->get(), there, MPI_STATUS_IGNORE);
+  int probe_any(int tag, int* there, int* source, int* bytes) const {
+    MPI_Status status;
+    const int code = MPI_Iprobe(MPI_ANY_SOURCE, tag, comm->get(), there, &status);
+    if (code != MPI_SUCCESS || !*there) return code;
+    *source = status.MPI_SOURCE;
+    return MPI_Get_count(&status, MPI_BYTE, bytes);
   }
   int recv_from_any(void* data, int bytes, int tag) const {
     return MPI_Recv(data, bytes, MPI_BYTE, MPI_ANY_SOURCE, tag, comm->get(), MPI_STATUS_IGNORE);

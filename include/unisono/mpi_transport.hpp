@@ -6,11 +6,19 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <climits>
 #include <cstddef>
 #include <cstring>
+#include <deque>
+#include <iterator>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,8 +31,8 @@ namespace unisono {
 // - Request, Status: MPI's types, or storage for them.
 // - isend(data, bytes, rank, tag, Request*), irecv(data, bytes, rank, tag, Request*),
 //   test(Request*, int* flag, Status*), get_count(const Status*, int* bytes), recv_from_any(data, bytes,
-//   tag), probe_any(tag, int* flag): return MPI's error code, over one communicator on which nothing else
-//   sends.
+//   tag), probe_any(tag, int* flag, int* source, int* bytes): return MPI's error code, over one communicator
+//   on which nothing else sends.
 // - running(): returns whether MPI is initialized and not finalized.
 // - truncated(code): returns whether a receive was too short.
 // - text(code): returns MPI's words.
@@ -38,6 +46,7 @@ class MpiTransport final : public Transport {
   }
 
   std::string name() const override { return "MPI"; }
+  Transport::Records* records() override { return &records_; }
 
   std::unique_ptr<Pending> exchange(std::span<const Outgoing> sends,
                                     std::span<const Incoming> receives) override {
@@ -48,14 +57,14 @@ class MpiTransport final : public Transport {
     for (const Outgoing& one : sends) count += pieces(one.bytes);
     begun->open_requests(count);
     for (const Incoming& one : receives)
-      begun->post(one.from, static_cast<std::byte*>(one.data), one.bytes, true);
-    for (const Outgoing& one : sends)
-      begun->post(one.to, const_cast<std::byte*>(static_cast<const std::byte*>(one.data)), one.bytes, false);
+      begun->post(one.from, kTag, static_cast<std::byte*>(one.data), one.bytes, true);
+    for (const Outgoing& one : sends) begun->post(one.to, kTag, data_of(one), one.bytes, false);
     return begun;
   }
 
   // Sends the text to every rank, once. A rank that waits in `exchange` hears it.
   void tell(const std::string& failure) noexcept override {
+    const std::scoped_lock lock(mutex_);
     if (closed_ || !told_ || !api_.running()) return;
     Told& told = *told_.release();  // never freed: MPI may send it later
     failure.copy(told.text.data(), told.text.size() - 1);
@@ -67,19 +76,23 @@ class MpiTransport final : public Transport {
   }
 
   std::optional<std::string> heard() override {
+    const std::scoped_lock lock(mutex_);
     if (closed_ || !api_.running()) return {};
-    int there = 0;
-    if (api_.probe_any(kFailureTag, &there) != 0 || !there) return {};
+    int there = 0, source = 0, bytes = 0;
+    if (api_.probe_any(kFailureTag, &there, &source, &bytes) != 0 || !there) return {};
     Text text{};
     if (api_.recv_from_any(text.data(), static_cast<int>(text.size()), kFailureTag) != 0) return {};
     text.back() = '\0';
     return std::string(text.data());
   }
 
-  void close() noexcept override { closed_ = true; }
+  void close() noexcept override {
+    const std::scoped_lock lock(mutex_);
+    closed_ = true;
+  }
 
  private:
-  static constexpr int kTag = 1, kFailureTag = 2;
+  static constexpr int kTag = 1, kFailureTag = 2, kRecordTag = 3, kLongTag = 4;
   static constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // of one message: MPI counts in int
   using Text = std::array<char, 1000>;
   using Requests = std::vector<typename Api::Request>;
@@ -88,6 +101,9 @@ class MpiTransport final : public Transport {
     Requests requests;
   };
 
+  static std::byte* data_of(const Outgoing& one) {
+    return const_cast<std::byte*>(static_cast<const std::byte*>(one.data));
+  }
   static std::size_t pieces(std::size_t bytes) { return (bytes + kMostBytes - 1) / kMostBytes; }
   void require_running() const {
     if (!api_.running())
@@ -110,13 +126,13 @@ class MpiTransport final : public Transport {
       messages_.reserve(count);
     }
 
-    void post(int rank, std::byte* data, std::size_t bytes, bool receive) {
+    void post(int rank, int tag, std::byte* data, std::size_t bytes, bool receive) {
       Api& api = transport_.api_;
       for (std::size_t begin = 0; begin < bytes; begin += kMostBytes) {
         const int length = static_cast<int>(std::min(bytes - begin, kMostBytes));
         auto* request = &(*requests_)[messages_.size()];
-        const int code = receive ? api.irecv(data + begin, length, rank, kTag, request)
-                                 : api.isend(data + begin, length, rank, kTag, request);
+        const int code = receive ? api.irecv(data + begin, length, rank, tag, request)
+                                 : api.isend(data + begin, length, rank, tag, request);
         if (code != 0) throw TransportError(rank, api.text(code));
         messages_.push_back({rank, length, receive});
       }
@@ -178,10 +194,126 @@ class MpiTransport final : public Transport {
     std::size_t ended_ = 0;  // from the first on
   };
 
+  class Records final : public Transport::Records {
+   public:
+    explicit Records(MpiTransport& transport) : transport_(transport) {}
+    // Waits a while for records that MPI has not taken yet. Their receivers may come later than this rank
+    // ends.
+    ~Records() override {
+      using Clock = std::chrono::steady_clock;
+      const bool running = transport_.api_.running();
+      const auto until = Clock::now() + kParting;
+      try {
+        while (running && (forget_sent(), !sent_.empty()) && Clock::now() < until)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      } catch (const TransportError&) {}  // nobody waits for them
+      if (sent_.empty() && !coming_) return;
+      if (running) transport_.api_.abandon();
+      for (auto& [rank, all] : sent_)
+        for (auto& one : all) (void)one.release();  // MPI may read them later
+      (void)coming_.release();
+    }
+
+    bool send(int to, std::span<const std::byte> head, std::span<const std::byte> data) override {
+      const std::scoped_lock lock(transport_.mutex_);
+      transport_.require_running();
+      if (transport_.closed_) return false;
+      forget_sent();
+      const auto found = sent_.find(to);
+      if (found != sent_.end() && found->second.size() >= kMostUnderWay) return false;
+      auto one = std::make_unique<Record>();
+      one->data.assign(head.begin(), head.end());
+      one->data.insert(one->data.end(), data.begin(), data.end());
+      const Api& api = transport_.api_;
+      if (const int code =
+              api.isend(one->data.data(), static_cast<int>(one->data.size()), to, kRecordTag, &one->request))
+        throw TransportError(to, api.text(code));
+      sent_[to].push_back(std::move(one));
+      return true;
+    }
+
+    std::size_t under_way(int to) override {
+      const std::scoped_lock lock(transport_.mutex_);
+      transport_.require_running();
+      forget_sent();
+      const auto found = sent_.find(to);
+      return found == sent_.end() ? 0 : found->second.size();
+    }
+
+    // Nothing else receives by that tag, so that what was probed is what is received.
+    std::optional<int> take(std::vector<std::byte>& record) override {
+      const std::scoped_lock lock(transport_.mutex_);
+      transport_.require_running();
+      if (transport_.closed_) return {};
+      forget_sent();
+      const Api& api = transport_.api_;
+      if (!coming_) {
+        int there = 0, bytes = 0;
+        if (const int code = api.probe_any(kRecordTag, &there, &source_, &bytes))
+          throw ResourceError("MPI does not say what messages have come: " + api.text(code));
+        if (!there) return {};
+        auto one = std::make_unique<Record>();
+        one->data.resize(static_cast<std::size_t>(bytes));
+        if (const int code = api.irecv(one->data.data(), bytes, source_, kRecordTag, &one->request))
+          throw TransportError(source_, api.text(code));
+        coming_ = std::move(one);
+      }
+      if (!over(*coming_, source_)) return {};
+      record = std::move(coming_->data);
+      coming_.reset();
+      return source_;
+    }
+
+    std::unique_ptr<Pending> send_long(const Outgoing& message) override {
+      return begin_long(message.to, data_of(message), message.bytes, false);
+    }
+    std::unique_ptr<Pending> receive_long(const Incoming& message) override {
+      return begin_long(message.from, static_cast<std::byte*>(message.data), message.bytes, true);
+    }
+
+   private:
+    std::unique_ptr<Pending> begin_long(int rank, std::byte* data, std::size_t bytes, bool receive) {
+      transport_.require_running();
+      auto begun = std::make_unique<Exchange>(transport_);
+      begun->open_requests(pieces(bytes));
+      begun->post(rank, kLongTag, data, bytes, receive);
+      return begun;
+    }
+    struct Record {
+      std::vector<std::byte> data;
+      typename Api::Request request{};
+    };
+    static constexpr std::size_t kMostUnderWay = 16;  // to a rank
+    static constexpr std::chrono::milliseconds kParting{500};
+
+    bool over(Record& one, int rank) {
+      typename Api::Status status{};
+      int flag = 0;
+      const Api& api = transport_.api_;
+      if (const int code = api.test(&one.request, &flag, &status)) throw TransportError(rank, api.text(code));
+      return flag != 0;
+    }
+    // Drops the records that MPI has sent, in order.
+    void forget_sent() {
+      for (auto at = sent_.begin(); at != sent_.end();) {
+        auto& [rank, all] = *at;
+        while (!all.empty() && over(*all.front(), rank)) all.pop_front();
+        at = all.empty() ? sent_.erase(at) : std::next(at);
+      }
+    }
+
+    MpiTransport& transport_;
+    std::map<int, std::deque<std::unique_ptr<Record>>> sent_;  // by rank
+    std::unique_ptr<Record> coming_;                           // from source_
+    int source_ = 0;
+  };
+
   Api api_;
   int rank_, size_;
+  std::mutex mutex_;  // of all but exchanges, for threads of messages with tags
   std::unique_ptr<Told> told_ = std::make_unique<Told>();  // null: it has told
   bool closed_ = false;
+  Records records_{*this};
 };
 
 }  // namespace unisono

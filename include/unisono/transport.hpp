@@ -56,7 +56,8 @@ class UNISONO_API TransportError : public std::runtime_error {
 //
 // Order: between two ranks, messages arrive in the order of the exchanges. Every rank begins its exchanges in
 // the same order, and both ends of a message are in the same one.
-// Threads: one thread at a time calls a transport, except `close`, which may come from any thread.
+// Threads: one thread at a time calls a transport, except `close`, which may come from any thread, and `tell`
+// and `heard` of a transport with records.
 // Errors: TransportError. The communicator then fails on every rank. Any other exception passes through the
 // call and closes the communicator on this rank.
 class UNISONO_API Transport {
@@ -73,6 +74,26 @@ class UNISONO_API Transport {
     virtual std::vector<int> open() = 0;
   };
 
+  // Messages that their receiver has not asked for, of which messages with tags are made.
+  //
+  // Order: between two ranks, records arrive in the order in which they were sent.
+  // Threads: one thread at a time, beside one that calls the transport.
+  class Records {
+   public:
+    virtual ~Records() = default;
+    // Sends the head and the data as one record, of which it keeps a copy. Returns false if too many to that
+    // rank are under way: the caller tries again.
+    virtual bool send(int to, std::span<const std::byte> head, std::span<const std::byte> data) = 0;
+    // Returns how many records to a rank are under way: the library still needs this rank for them.
+    virtual std::size_t under_way(int to) = 0;
+    // Takes the next record that has come, of any rank. Returns its sender, or nothing if there is none.
+    virtual std::optional<int> take(std::vector<std::byte>& record) = 0;
+    // Begin a long message from memory to memory, as `exchange` does. Order: both ranks begin the long
+    // messages between them in the same order.
+    virtual std::unique_ptr<Pending> send_long(const Outgoing& message) = 0;
+    virtual std::unique_ptr<Pending> receive_long(const Incoming& message) = 0;
+  };
+
   virtual ~Transport() = default;
 
   // Returns the name of the library, for the text of errors.
@@ -82,6 +103,10 @@ class UNISONO_API Transport {
   // this rank. Requires: the memory stays as it is until `test` has returned true.
   virtual std::unique_ptr<Pending> exchange(std::span<const Outgoing> sends,
                                             std::span<const Incoming> receives) = 0;
+
+  // Returns what carries records, if the transport does: on every rank or on none. It lives as long as the
+  // transport.
+  virtual Records* records() { return nullptr; }
 
   // Tells the other ranks, as far as they can be reached, that this one has failed. Does not wait for them.
   virtual void tell(const std::string& failure) noexcept { (void)failure; }

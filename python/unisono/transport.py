@@ -16,7 +16,7 @@ class Transport(Protocol):
     """Carries messages between the ranks of a communicator. The core calls it from one thread at a time.
 
     Order: between two ranks, messages arrive in the order of the exchanges. All ranks begin their exchanges
-    in the same order, and both ends of a message belong to the same exchange.
+    in the same order, and both ends of a message belong to the same exchange. It has no messages with tags.
 
     Attributes:
         name: the library's name, for the text of errors.

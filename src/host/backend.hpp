@@ -32,6 +32,7 @@ class LocalCommunicator : public Communicator::Impl {
     if (group_.broken()) group_.check();
   }
   Group* machine() override { return &group_; }
+  const Symmetric& symmetric() const { return *symmetric_; }
   std::vector<byte*> parts_of(const void* symmetric) const override;
   void set_plan(const std::vector<Plan::Entry>& entries, Level level) override {
     if (level != Level::host) return Impl::set_plan(entries, level);

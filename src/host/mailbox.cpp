@@ -19,6 +19,8 @@ constexpr std::size_t kRings = std::size_t{1} << 20;      // bytes of a rank, un
 constexpr std::size_t kMostPart = std::size_t{16} << 10;  // bytes of a record's data
 constexpr std::size_t kRecord = 64;                       // records begin at multiples
 constexpr std::size_t kBell = 2 * sizeof(host::Line);     // what lies behind it has lines of its own
+// Bytes of data in a record to another node. MPIs send 4 KiB at once, whatever their receivers do.
+constexpr std::size_t kMostAbroad = 4000;
 
 std::size_t ring_bytes(int ranks) {
   return std::clamp(kRings / static_cast<std::size_t>(ranks) / 4096 * 4096, kLeastRing, kMostRing);
@@ -37,30 +39,44 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
 std::size_t Mailbox::head_bytes(int ranks) { return kBell + static_cast<std::size_t>(ranks) * sizeof(Ring); }
 std::size_t Mailbox::data_bytes(int ranks) { return static_cast<std::size_t>(ranks) * ring_bytes(ranks); }
 
-Mailbox::Mailbox(Group& group, const Symmetric& symmetric, bool check)
+Mailbox::Mailbox(Group& group, const Symmetric& symmetric, bool check, std::unique_ptr<Abroad> abroad)
     : group_(group),
+      abroad_(std::move(abroad)),
       symmetric_(symmetric),
-      rank_(group.rank()),
-      size_(group.size()),
+      rank_(abroad_ ? abroad_->rank : group.rank()),
+      size_(abroad_ ? static_cast<int>(abroad_->group_number.size()) : group.size()),
       check_(check),
       heard_(bell(rank_).flag.load(std::memory_order_relaxed) - 1),
       outboxes_(static_cast<std::size_t>(size_)) {
   door_->mailbox = this;
 }
 
-host::Line& Mailbox::bell(int rank) const { return *reinterpret_cast<host::Line*>(group_.mail(rank)); }
+std::string Mailbox::name(int rank) const {
+  return near(rank) ? group_.name(number(rank)) : "rank " + std::to_string(rank);
+}
 
+host::Line& Mailbox::bell(int rank) const {
+  return *reinterpret_cast<host::Line*>(group_.mail(number(rank)));
+}
 Mailbox::Ring& Mailbox::ring(int reader, int writer) const {
-  return reinterpret_cast<Ring*>(group_.mail(reader) + kBell)[writer];
+  return reinterpret_cast<Ring*>(group_.mail(number(reader)) + kBell)[number(writer)];
 }
 std::byte* Mailbox::data(int reader, int writer) const {
-  return group_.mail_data(reader) + static_cast<std::size_t>(writer) * ring_bytes(size_);
+  return group_.mail_data(number(reader)) +
+         static_cast<std::size_t>(number(writer)) * ring_bytes(group_.size());
+}
+
+void Mailbox::no_message(int source) {
+  group_.fail(
+      FailureKind::mismatch,
+      name(source) + " has sent what is no message: start every rank with the same version of Unisono.");
 }
 
 // Returns whether there was room.
 bool Mailbox::put(int peer, const Head& head, const std::byte* data, std::size_t bytes) {
+  if (!near(peer)) return put_abroad(peer, head, {data, bytes});
   Ring& to = ring(peer, rank_);
-  const std::size_t whole = ring_bytes(size_), record = round_up(sizeof head + bytes, kRecord);
+  const std::size_t whole = ring_bytes(group_.size()), record = round_up(sizeof head + bytes, kRecord);
   const std::uint64_t at = to.written.load(std::memory_order_relaxed);
   auto room = [&] { return whole - (at - to.taken.load(std::memory_order_acquire)) >= record; };
   if (!room()) {
@@ -71,7 +87,7 @@ bool Mailbox::put(int peer, const Head& head, const std::byte* data, std::size_t
     }
   }
   std::byte* const ring = this->data(peer, rank_);
-  if (at == 0) group_.fill(peer, ring, whole);
+  if (at == 0) group_.fill(number(peer), ring, whole);
   std::memcpy(ring + at % whole, &head, sizeof head);
   const std::size_t begin = (at + sizeof head) % whole, first = std::min(bytes, whole - begin);
   if (first > 0) copy_bytes(ring + begin, data, first);
@@ -84,7 +100,7 @@ bool Mailbox::put(int peer, const Head& head, const std::byte* data, std::size_t
 void Mailbox::push(int peer) {
   Outbox& out = outboxes_[static_cast<std::size_t>(peer)];
   if (out.empty()) return;
-  const std::size_t most = part_bytes(size_);
+  const std::size_t most = near(peer) ? part_bytes(group_.size()) : kMostAbroad;
   bool wrote = false, room = true;
   while (room && !out.answers.empty()) {
     room = put(peer, out.answers.front(), nullptr, 0);
@@ -103,8 +119,9 @@ void Mailbox::push(int peer) {
     if (!room) break;
     wrote = true;
     out.letters.pop_front();
-    if (eager) complete(letter, rank_);
-    else offered_[number] = letter;
+    if (!eager) offered_[number] = letter;
+    else if (near(peer)) complete(letter, rank_);
+    else out.leaving.emplace_back(out.records, letter);
   }
   while (room && !out.streams.empty()) {
     const Sent letter = out.streams.front();
@@ -118,26 +135,24 @@ void Mailbox::push(int peer) {
     out.streams.pop_front();
     complete(letter, rank_);
   }
-  if (wrote) host::ring(bell(peer));
+  if (!near(peer)) complete_those_that_left(peer);
+  else if (wrote) host::ring(bell(peer));
 }
 
 void Mailbox::take_records(int source) {
   Ring& from = ring(rank_, source);
-  const std::size_t whole = ring_bytes(size_);
+  const std::size_t whole = ring_bytes(group_.size());
   const std::byte* const ring = data(rank_, source);
   std::uint64_t at = from.taken.load(std::memory_order_relaxed);
   while (at != from.written.load(std::memory_order_acquire)) {
-    if (at == 0) group_.fill(rank_, ring, whole);
+    if (at == 0) group_.fill(number(rank_), ring, whole);
     Head head;
     std::memcpy(&head, ring + at % whole, sizeof head);
     const bool carries = head.kind == Head::eager || head.kind == Head::part;
-    if (carries && head.bytes > part_bytes(size_))
-      group_.fail(FailureKind::mismatch,
-                  group_.name(source) +
-                      " has sent what is no message: start every rank with the same version "
-                      "of Unisono.");
-    take(source, head, ring, at + sizeof head);
-    at += round_up(sizeof head + (carries ? head.bytes : 0), kRecord);
+    if (carries && head.bytes > part_bytes(group_.size())) no_message(source);
+    const std::size_t bytes = carries ? head.bytes : 0, begin = (at + sizeof head) % whole;
+    take(source, head, {ring + begin, std::min(bytes, whole - begin)}, ring);
+    at += round_up(sizeof head + bytes, kRecord);
     from.taken.store(at, std::memory_order_seq_cst);
     if (from.blocked.load(std::memory_order_seq_cst) != 0) {
       from.blocked.store(0, std::memory_order_relaxed);
@@ -146,12 +161,10 @@ void Mailbox::take_records(int source) {
   }
 }
 
-void Mailbox::take(int source, const Head& head, const std::byte* from, std::uint64_t at) {
+void Mailbox::take(int source, const Head& head, std::span<const std::byte> data, const std::byte* rest) {
   auto copy = [&](std::byte* to) {
-    const std::size_t whole = ring_bytes(size_), begin = at % whole,
-                      first = std::min<std::size_t>(head.bytes, whole - begin);
-    if (first > 0) copy_bytes(to, from + begin, first);
-    if (head.bytes > first) copy_bytes(to + first, from, head.bytes - first);
+    if (!data.empty()) copy_bytes(to, data.data(), data.size());
+    if (head.bytes > data.size()) copy_bytes(to + data.size(), rest, head.bytes - data.size());
   };
   switch (head.kind) {
     case Head::eager:
@@ -183,9 +196,11 @@ void Mailbox::take(int source, const Head& head, const std::byte* from, std::uin
     case Head::accept: {
       const auto found = offered_.find(head.number);
       if (found == offered_.end()) return;  // its sender has given up
-      found->second->other = head.other;
-      outboxes_[static_cast<std::size_t>(source)].streams.push_back(found->second);
+      const Sent letter = found->second;
       offered_.erase(found);
+      if (!near(source)) return begin_long(letter);
+      letter->other = head.other;
+      outboxes_[static_cast<std::size_t>(source)].streams.push_back(letter);
       return;
     }
     case Head::part: {
@@ -213,17 +228,18 @@ void Mailbox::meet(const Sent& letter, int source, const Head& head) {
   if (letter.get() != own_ && door_->waiters > 0) host::ring(bell(rank_));
 }
 
-// Asks for a message in parts.
+// Asks for a message in parts, or as a long one.
 void Mailbox::accept(const Sent& letter) {
   letter->moved = 0;
-  accepted_[++numbers_] = letter;
+  if (near(letter->source)) accepted_[++numbers_] = letter;
+  else begin_long(letter);
   outboxes_[static_cast<std::size_t>(letter->source)].answers.push_back(
       {Head::accept, letter->tag, 0, letter->number, numbers_, letter->dtype, Place::kNone});
 }
 
 void Mailbox::check(const Letter& letter, int source, DType dtype, std::uint64_t bytes) {
-  const std::string message = "the message with tag " + std::to_string(letter.tag) + " of " +
-                              group_.name(source) + " to " + group_.name(rank_);
+  const std::string message =
+      "the message with tag " + std::to_string(letter.tag) + " of " + name(source) + " to " + name(rank_);
   if (bytes > letter.bytes)
     group_.fail(FailureKind::mismatch, message + " has " + std::to_string(bytes) +
                                            " bytes, but its receive has room for " +
@@ -282,7 +298,12 @@ void Mailbox::progress() {
   do {
     heard_ = bell(rank_).flag.load(std::memory_order_acquire);
     blocked_ = false;
-    for (int r = 0; r < size_; ++r) take_records(r);
+    for (int r = 0; r < size_; ++r)
+      if (near(r)) take_records(r);
+    if (abroad_) {
+      take_records_from_abroad();
+      complete_long_ones();
+    }
     for (int r = 0; r < size_; ++r) push(r);
   } while (own.written.load(std::memory_order_relaxed) != own.taken.load(std::memory_order_relaxed));
 }
@@ -291,17 +312,20 @@ void Mailbox::progress() {
 // or nobody has heard of the letter.
 void Mailbox::forget(Lock& lock, const Sent& letter) {
   copied_.wait(lock, [&] { return !letter->copied_now; });
-  if (letter->sends) {
+  if (letter->sends && near(letter->peer)) {
     auto& copies = ring(letter->peer, rank_).copies;
     // an addition, not a load: a reader that counts itself later sees that this rank has given up
-    while (copies.fetch_add(0, std::memory_order_acq_rel) != 0 && !group_.dead(letter->peer)) ::sched_yield();
+    while (copies.fetch_add(0, std::memory_order_acq_rel) != 0 && !group_.dead(number(letter->peer)))
+      ::sched_yield();
   }
   posted_.remove(letter);
   begun_.remove(letter);
   copies_.remove(letter);
+  long_.remove_if([&](const auto& one) { return one.first == letter; });
   for (Outbox& out : outboxes_) {
     std::erase(out.letters, letter);
     std::erase(out.streams, letter);
+    std::erase_if(out.leaving, [&](const auto& one) { return one.second == letter; });
   }
   for (auto* const all : {&offered_, &accepted_})
     std::erase_if(*all, [&](const auto& one) { return one.second == letter; });

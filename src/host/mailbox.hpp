@@ -1,11 +1,13 @@
-// Messages with tags between the ranks of one machine, beside the calls that take turns.
+// Messages with tags between the ranks of one node, and of others over a transport, beside the calls that
+// take turns.
 //
 // Each rank has a ring of bytes from every rank, itself too, in its shared memory. Records in it are small
 // messages whole (eager) and offers of large ones. The receiver of an offer copies the message from the
 // sender's memory, if it reaches that, and tells the sender when it has. Otherwise it accepts the offer, and
 // the sender writes the message in parts. A ring can always be emptied, since a message that no receive waits
 // for is kept on the heap. Whoever waits moves everything of this rank on. While no one waits, a thread of
-// the communicator moves messages that have begun.
+// the communicator moves messages that have begun. Between nodes a transport carries the records, and an
+// accepted message as a whole.
 #pragma once
 
 #include <atomic>
@@ -19,14 +21,17 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/request.hpp"
 #include "core/work.hpp"
 #include "host/symmetric.hpp"
 #include "host/wait.hpp"
+#include "unisono/transport.hpp"
 
 namespace unisono {
 
@@ -38,8 +43,27 @@ class Mailbox {
   // data, which has no memory until a pair of ranks uses its part.
   static std::size_t head_bytes(int ranks);
   static std::size_t data_bytes(int ranks);
-  // check: compare the dtypes of both ends.
-  Mailbox(Group& group, const Symmetric& symmetric, bool check);
+  // The ranks of other nodes. Its functions are called by one thread at a time, except `hear`. What they
+  // throw ends the letters that are waited for.
+  struct Abroad {
+    int rank = 0;  // this rank among all
+    double timeout_s = 0;
+    std::vector<int> group_number;  // of each of all ranks; -1: it is on another node
+    virtual ~Abroad() = default;
+    // As Transport::Records.
+    virtual bool send(int to, std::span<const std::byte> head, std::span<const std::byte> data) = 0;
+    virtual std::size_t under_way(int to) = 0;
+    virtual std::optional<int> take(std::vector<std::byte>& record) = 0;
+    virtual std::unique_ptr<Transport::Pending> send_long(const Outgoing& message) = 0;
+    virtual std::unique_ptr<Transport::Pending> receive_long(const Incoming& message) = 0;
+    // Moves on what has begun. Returns whether it is complete.
+    virtual bool test(Transport::Pending& pending) = 0;
+    virtual void hear() = 0;                                   // throws what other ranks have told
+    virtual void failed(const std::exception_ptr& error) = 0;  // tells the others
+  };
+
+  // check: compare the dtypes of both ends. abroad: null if the group has all ranks.
+  Mailbox(Group& group, const Symmetric& symmetric, bool check, std::unique_ptr<Abroad> abroad = {});
   // Waits until no thread waits in it for a letter. Requires: those that have begun have ended.
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
@@ -116,9 +140,19 @@ class Mailbox {
     std::deque<Head> answers;
     std::deque<Sent> letters;  // which have not been announced
     std::deque<Sent> streams;  // which have been accepted
-    bool empty() const { return answers.empty() && letters.empty() && streams.empty(); }
+    // to another node: records so far, and short letters with the number of their record
+    std::uint64_t records = 0;
+    std::deque<std::pair<std::uint64_t, Sent>> leaving;
+    bool empty() const { return answers.empty() && letters.empty() && streams.empty() && leaving.empty(); }
   };
   using Lock = std::unique_lock<std::mutex>;
+
+  // Messages name a rank by its number among all, the group by another.
+  bool near(int rank) const { return number(rank) >= 0; }
+  int number(int rank) const {
+    return abroad_ ? abroad_->group_number[static_cast<std::size_t>(rank)] : rank;
+  }
+  std::string name(int rank) const;
 
   host::Line& bell(int rank) const;
   Ring& ring(int reader, int writer) const;
@@ -128,9 +162,16 @@ class Mailbox {
   void post(const Sent& letter);
   void progress();
   void take_records(int source);
-  void take(int source, const Head& head, const std::byte* from, std::uint64_t at);
+  void take_records_from_abroad();
+  // The head is followed by its data, in one or two places.
+  void take(int source, const Head& head, std::span<const std::byte> data, const std::byte* rest);
+  [[noreturn]] void no_message(int source);
   void push(int peer);
+  void complete_those_that_left(int peer);
+  void begin_long(const Sent& letter);
+  void complete_long_ones();
   bool put(int peer, const Head& head, const std::byte* data, std::size_t bytes);
+  bool put_abroad(int peer, const Head& head, std::span<const std::byte> data);
   void meet(const Sent& letter, int source, const Head& head);
   void accept(const Sent& letter);
   void check(const Letter& letter, int source, DType dtype, std::uint64_t bytes);
@@ -147,6 +188,7 @@ class Mailbox {
   bool arrived(const Letter& letter);
   void wait(const Letter& letter, std::optional<Clock::time_point> until);
   bool news() const;
+  void part_from(int peer);
   void look(const Letter& letter, bool of_caller);
   void look_at_begun(Clock::duration gap);
   [[noreturn]] void late(const Letter& letter);
@@ -157,6 +199,7 @@ class Mailbox {
   double timeout_of(const Letter& letter) const;
 
   Group& group_;
+  const std::unique_ptr<Abroad> abroad_;
   const Symmetric& symmetric_;
   const int rank_, size_;
   const bool check_;
@@ -172,6 +215,8 @@ class Mailbox {
   std::list<Sent> copies_;             // receives that wait for a thread to copy
   std::atomic<bool> to_copy_ = false;  // there are such
   std::condition_variable copied_;
+  std::vector<std::byte> record_;                                         // from abroad
+  std::list<std::pair<Sent, std::unique_ptr<Transport::Pending>>> long_;  // to and from abroad
   std::list<Sent> begun_;
   CallThreads* threads_ = nullptr;  // of letters that have begun
   bool driven_ = false;

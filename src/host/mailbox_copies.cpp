@@ -17,21 +17,23 @@ constexpr std::size_t kSlice = std::size_t{1} << 20;  // bytes between two looks
 }  // namespace
 
 Place Mailbox::place(const Letter& letter) const {
+  if (!near(letter.peer)) return {};
   if (const Place found = symmetric_.find(letter.at, letter.bytes); found.allocation != Place::kNone)
     return found;
-  const bool reached = group_.near(letter.peer) || (group_.reaches_all() && letter.bytes >= kFarPays &&
-                                                    group_.pages().huge(letter.at, letter.bytes));
+  const bool reached =
+      group_.near(number(letter.peer)) ||
+      (group_.reaches_all() && letter.bytes >= kFarPays && group_.pages().huge(letter.at, letter.bytes));
   if (!reached) return {};
   return {.allocation = Place::kAddress, .offset = reinterpret_cast<std::uint64_t>(letter.at)};
 }
 
 const std::byte* Mailbox::reach(const Place& place, int source, std::size_t bytes) const {
-  if (place.allocation == Place::kNone) return nullptr;
-  if (place.allocation == Place::kAddress && (group_.near(source) || group_.reaches_all()))
-    return group_.reach(source, place.offset);
-  if (const std::byte* at = symmetric_.resolve(place, source, bytes)) return at;
-  group_.fail(FailureKind::mismatch,
-              group_.name(source) + " has offered a message outside its symmetric memory.");
+  if (place.allocation == Place::kNone || !near(source)) return nullptr;
+  const int owner = number(source);
+  if (place.allocation == Place::kAddress && (group_.near(owner) || group_.reaches_all()))
+    return group_.reach(owner, place.offset);
+  if (const std::byte* at = symmetric_.resolve(place, owner, bytes)) return at;
+  group_.fail(FailureKind::mismatch, name(source) + " has offered a message outside its symmetric memory.");
 }
 
 // Copies some of a message: the waiter's own, or another. A long copy would hold up other threads, so that
@@ -53,7 +55,7 @@ void Mailbox::copy_some(Lock& lock) {
   const int source = letter->source;
   std::atomic<std::uint32_t>& copies = ring(rank_, source).copies;
   copies.fetch_add(1, std::memory_order_acq_rel);
-  const bool gone = group_.failed() || group_.departed(source);
+  const bool gone = group_.failed() || group_.departed(number(source));
   const bool copied = !gone && group_.copy(letter->at + letter->moved, letter->from + letter->moved, bytes);
   copies.fetch_sub(1, std::memory_order_acq_rel);
   lock.lock();

@@ -17,6 +17,7 @@ namespace {
 constexpr std::chrono::microseconds kAside(200);
 constexpr int kSleepsWithoutLetters = 100;  // until that thread ends
 constexpr std::chrono::duration<double> kWithoutEnd(1e9);
+constexpr std::chrono::microseconds kNapAbroad(100);
 
 // Returns whether an exception is an Error, which the other ranks learn of by themselves.
 bool is_error(const std::exception_ptr& exception) {
@@ -53,7 +54,7 @@ Mailbox::~Mailbox() {
 
 // Returns whether there may be something to move on.
 bool Mailbox::news() const {
-  return blocked_ || to_copy_ || bell(rank_).flag.load(std::memory_order_acquire) != heard_;
+  return abroad_ || blocked_ || to_copy_ || bell(rank_).flag.load(std::memory_order_acquire) != heard_;
 }
 
 // Returns whether a letter is done, after moving everything on.
@@ -67,12 +68,16 @@ bool Mailbox::arrived(const Letter& letter) {
   return letter.done.load(std::memory_order_relaxed);
 }
 
+void Mailbox::part_from(int peer) {
+  if (peer >= 0 && near(peer)) group_.part_from(number(peer));
+}
+
 void Mailbox::wait(const Letter& letter, std::optional<Clock::time_point> until) {
   for (int i = 0; i < group_.patience().spins; ++i) {
     if (arrived(letter)) return;
     host::pause();
   }
-  if (letter.peer >= 0) group_.part_from(letter.peer);
+  part_from(letter.peer);
   wait_until([&] { return arrived(letter) || (until && Clock::now() >= *until); }, kWithoutEnd,
              [this](auto elapsed) { rest(elapsed, group_.patience().yielding); }, [] {},
              [] {});  // the thread of letters looks
@@ -102,7 +107,7 @@ void Mailbox::Letter::move_on(std::optional<Clock::time_point> until) {
 }
 
 std::string Mailbox::where(const Letter& letter) const {
-  return std::string(letter.what()) + " with tag " + std::to_string(letter.tag) + " of " + group_.name(rank_);
+  return std::string(letter.what()) + " with tag " + std::to_string(letter.tag) + " of " + name(rank_);
 }
 
 void Mailbox::look(const Letter& letter, bool of_caller) {
@@ -111,19 +116,24 @@ void Mailbox::look(const Letter& letter, bool of_caller) {
                      ".");
   group_.check();
   if (of_caller) group_.let_caller_in();
+  else if (abroad_) abroad_->hear();
   int others = 0;
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
+    if (!near(r)) {
+      ++others;
+      continue;
+    }
     // read before `departed`, which a rank sets before it ends in good order
-    const bool died = group_.dead(r);
-    const bool left = group_.departed(r);
+    const bool died = group_.dead(number(r));
+    const bool left = group_.departed(number(r));
     if (!left) ++others;
     if (left ? r != letter.peer && r != letter.source : !died) continue;
     if (arrived(letter)) return;
-    group_.fail(FailureKind::peer_lost, left ? group_.who(r) + " has closed its communicator, but " +
+    group_.fail(FailureKind::peer_lost, left ? group_.who(number(r)) + " has closed its communicator, but " +
                                                    where(letter) +
                                                    " still waits for it: make both ends of every message."
-                                             : group_.death_of(r, "in " + where(letter)));
+                                             : group_.death_of(number(r), "in " + where(letter)));
   }
   if (others > 0 || size_ == 1 || letter.peer >= 0 || arrived(letter)) return;
   group_.fail(FailureKind::peer_lost, "every other rank has closed its communicator, but " + where(letter) +
@@ -140,7 +150,7 @@ void Mailbox::late(const Letter& letter) {
     for (const int tag : others)
       if (tags.size() < 100) tags += (tags.empty() ? "" : ", ") + std::to_string(tag);
   }
-  const std::string whom = letter.peer < 0 ? "any rank" : group_.name(letter.peer);
+  const std::string whom = letter.peer < 0 ? "any rank" : name(letter.peer);
   group_.fail(FailureKind::timeout, where(letter) + " has waited " + brief(timeout_of(letter)) + " s for " +
                                         whom + ": see what " +
                                         (letter.peer < 0 ? "the others are" : "that rank is") +
@@ -151,11 +161,13 @@ void Mailbox::late(const Letter& letter) {
 
 void Mailbox::rest(std::chrono::nanoseconds elapsed, std::chrono::microseconds yielding) {
   if (to_copy_) return;
+  if (abroad_ && elapsed >= yielding) return std::this_thread::sleep_for(kNapAbroad);  // no bell rings
   host::rest(bell(rank_), heard_ + 1, yielding, elapsed);
 }
 
 double Mailbox::timeout_of(const Letter& letter) const {
-  return letter.timeout_s == 0 ? group_.usual_timeout_s() : letter.timeout_s;
+  if (letter.timeout_s != 0) return letter.timeout_s;
+  return abroad_ ? abroad_->timeout_s : group_.usual_timeout_s();
 }
 
 void Mailbox::give_up(const Sent& letter) {
@@ -177,7 +189,7 @@ Received Mailbox::run(const Message& message) {
       if (arrived(*letter)) return letter->received;
       host::pause();
     }
-    if (message.peer >= 0) group_.part_from(message.peer);
+    part_from(message.peer);
     wait_until([&] { return arrived(*letter); }, std::chrono::duration<double>(timeout_of(*letter)),
                [this](auto elapsed) { rest(elapsed, group_.patience().yielding); },
                [&] { look(*letter, true); }, [&] { late(*letter); });
@@ -265,6 +277,7 @@ void Mailbox::look_at_begun(Clock::duration gap) {
 // Ends all letters that have begun with an error.
 void Mailbox::end_all(Lock& lock, std::exception_ptr error) {
   if (!is_error(error)) group_.leave();  // no memory: this rank is out of step
+  if (abroad_) abroad_->failed(error);
   const auto end_first = [&](std::exception_ptr why) {
     const Sent letter = begun_.front();
     forget(lock, letter);

@@ -10,7 +10,7 @@
 namespace unisono::host {
 namespace {
 
-constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::size_t kUsuallyHuge = std::size_t{4} << 20;  // numpy asks for huge pages from here on
 
 // The ioctl PAGEMAP_SCAN (Documentation/admin-guide/mm/pagemap.rst of the kernel), which older headers lack.
@@ -29,7 +29,7 @@ std::optional<bool> is_huge(int file, std::uint64_t page) {
   const Scan scan{.size = sizeof scan,
                   .flags = 0,
                   .start = page,
-                  .end = page + kPage,
+                  .end = page + kPageBytes,
                   .walk_end = 0,
                   .regions = reinterpret_cast<std::uint64_t>(&region),
                   .most_regions = 1,
@@ -56,14 +56,14 @@ Pages::~Pages() {
 
 bool Pages::huge(const void* at, std::size_t bytes) const {
   if (!known()) return bytes >= kUsuallyHuge;
-  const std::uint64_t page = (reinterpret_cast<std::uint64_t>(at) + bytes / 2) / kPage;
+  const std::uint64_t page = (reinterpret_cast<std::uint64_t>(at) + bytes / 2) / kPageBytes;
   constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15;  // spreads pages of buffers that lie in a row
   std::atomic<Answer>& kept = answers_[page * kGolden >> 32 & (kAnswers - 1)];
   Answer answer = kept.load(std::memory_order_relaxed);
   if (answer.page == page && answer.serves > 0) {
     --answer.serves;
   } else {
-    const auto told = is_huge(file_, page * kPage);
+    const auto told = is_huge(file_, page * kPageBytes);
     if (!told) return bytes >= kUsuallyHuge;
     answer = {.page = page, .serves = kAsksAgain, .huge = *told};
   }

@@ -6,7 +6,6 @@
 #include "base/deadline.hpp"
 #include "base/env.hpp"
 #include "base/traits.hpp"
-#include "core/allocation.hpp"
 #include "cuda/nodes.hpp"
 #include "nodes/host_space.hpp"
 
@@ -64,6 +63,7 @@ NodesCommunicator::NodesCommunicator(Bootstrap& bootstrap, Topology place,
   local_ = make_machine_backend(of_node, inner, place_.local());
   transport_ = make_transport(bootstrap, options);
   host_ = std::make_unique<Carrier>(*this, transport_, std::make_unique<HostSpace>());
+  make_mailbox();
   if (!options.device) return;
   auto space = cuda::make_space(*options.device);
   gpu_space_ = space.get();
@@ -161,23 +161,15 @@ Failure NodesCommunicator::cause_of(const Error& error) {
   return own;
 }
 
-template <class Body>
-auto NodesCommunicator::guarded(const Body& body) {
-  try {
-    return body();
-  } catch (const UsageError&) { throw; } catch (const Refused&) {
-    throw;
-  } catch (const Error& error) {
-    const Failure cause = failed_ ? failure_of(error) : cause_of(error);
-    if (!failed_) {
-      fail(cause);
-      transport_->tell(static_cast<char>('0' + static_cast<int>(cause.kind)) + cause.text);
-    }
-    transport_->close();  // where that breaks connections, the peers notice now
-    if (nccl_) nccl_->close();
-    raise_if_failed();
-    throw;
+void NodesCommunicator::fail_by(const Error& error) {
+  const Failure cause = failed_ ? failure_of(error) : cause_of(error);
+  if (!failed_) {
+    fail(cause);
+    transport_->tell(static_cast<char>('0' + static_cast<int>(cause.kind)) + cause.text);
   }
+  transport_->close();  // where that breaks connections, the peers notice now
+  if (nccl_) nccl_->close();
+  raise_if_failed();
 }
 
 NodesCommunicator::Carrier& NodesCommunicator::carrier(Memory memory) {

@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "base/failure.hpp"
+#include "core/allocation.hpp"
 #include "core/backend.hpp"
 #include "core/gpu_space.hpp"
+#include "host/mailbox.hpp"
 #include "host/segment.hpp"
 #include "nodes/courier.hpp"
 #include "nodes/moves.hpp"
@@ -76,6 +78,8 @@ class NodesCommunicator final : public Communicator::Impl {
 
   void set_timeout(std::optional<double> timeout_s) override;
   void run_beside(bool beside) override { local_->run_beside(beside); }
+  Received do_message(const Message& message) override;
+  std::shared_ptr<Work::State> do_begin(const Message& message) override;
   void do_run(Request& request) override;
   void do_run_pair(Request& request, int to, int from) override;
   void do_barrier() override;
@@ -93,6 +97,7 @@ class NodesCommunicator final : public Communicator::Impl {
 
   void run_by(Carrier& carrier, const Request& request);
   class OnStream;  // a call on the GPU's memory
+  class Abroad;    // the other nodes' ranks, for messages with tags
   class BegunExchange;
   Algorithm chosen(const Request& request) const;
   Algorithm planned_algorithm(Collective collective, std::size_t bytes, double wide, int root) const;
@@ -102,7 +107,20 @@ class NodesCommunicator final : public Communicator::Impl {
   Carrier& carrier(Memory memory);
   // Runs the body of a call. An error in it fails the communicator on every rank that can be reached.
   template <class Body>
-  auto guarded(const Body& body);
+  auto guarded(const Body& body) {
+    try {
+      return body();
+    } catch (const UsageError&) { throw; } catch (const Refused&) {
+      throw;
+    } catch (const Error& error) {
+      fail_by(error);
+      throw;
+    }
+  }
+  void fail_by(const Error& error);  // throws what has failed the communicator first
+  template <class Body>
+  auto for_message(const Body& body);
+  void make_mailbox();
   // Called every few milliseconds of a wait between nodes.
   void look();
   void hear();
@@ -130,6 +148,7 @@ class NodesCommunicator final : public Communicator::Impl {
   GpuSpace* gpu_space_ = nullptr;
   std::shared_ptr<NcclTransport> nccl_;  // before gpu_, whose space it uses, in the order of destruction
   Plan plan_ = Plan::of_nodes();
+  std::unique_ptr<Mailbox> mailbox_;  // null: the transport has no records
 };
 
 }  // namespace unisono::nodes

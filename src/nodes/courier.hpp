@@ -55,13 +55,14 @@ class Courier {
   const Topology& place() const { return place_; }
   void set_timeout(double timeout_s) { timeout_s_ = timeout_s; }
   Transport& transport() { return *transport_; }
+  // Throws the transport's error as one with the names of both ranks.
+  [[noreturn]] void failed(const TransportError& error) const;
 
  private:
   template <class Step>
   auto guarded(const Step& step);
   void wait(Transport::Pending& pending);
   [[noreturn]] void late(Transport::Pending& pending) const;
-  [[noreturn]] void failed(const TransportError& error) const;
 
   const Topology& place_;
   std::shared_ptr<Transport> transport_;

@@ -109,9 +109,14 @@ struct FakeApi {
     *bytes = status->bytes;
     return FakeMpi::kSuccess;
   }
-  int probe_any(int tag, int* flag) const {
+  int probe_any(int tag, int* flag, int* source, int* bytes) const {
     const std::scoped_lock lock(mpi->mutex);
-    *flag = sender(tag).has_value();
+    const auto from = sender(tag);
+    *flag = from.has_value();
+    if (from) {
+      *source = *from;
+      *bytes = mpi->sends[{*from, rank, tag}].front()->bytes;
+    }
     return mpi->failure("probe_any", rank, -1);
   }
   int recv_from_any(void* data, int bytes, int tag) const {

@@ -6,11 +6,13 @@
 #include <functional>
 #include <latch>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "messages.hpp"
+#include "nodes_layout.hpp"
 #include "ranks.hpp"
 
 namespace unisono::test {
@@ -19,12 +21,15 @@ namespace {
 constexpr std::size_t kSizes[] = {0, 1, 63, 1000, 16384, 16385, 70001, 1000003};
 constexpr int kSizesNumber = static_cast<int>(std::size(kSizes));
 
-class Messages : public testing::TestWithParam<int> {};
+// A letter for each rank, which names its node.
+class Messages : public testing::TestWithParam<std::string> {};
+class TwoRanks : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Nodes, TwoRanks, testing::Values("aa", "ab"));
 
 // Every rank has all sizes under way to every rank, itself too. Receives come in another order of tags.
 TEST_P(Messages, ManyAreUnderWay) {
-  const int n = GetParam();
-  on_ranks(n, [n](Communicator& comm) {
+  const int n = static_cast<int>(GetParam().size());
+  on_layout(GetParam(), [n](Communicator& comm) {
     const int me = comm.rank();
     std::vector<Bytes> sent, got;
     std::vector<Work> sends, receives;
@@ -61,8 +66,8 @@ TEST_P(Messages, ManyAreUnderWay) {
 
 TEST_P(Messages, OfAnySourceAndInOrder) {
   constexpr int kEach = 40;
-  const int n = GetParam();
-  on_ranks(n, [n](Communicator& comm) {
+  const int n = static_cast<int>(GetParam().size());
+  on_layout(GetParam(), [n](Communicator& comm) {
     if (comm.rank() != 0) {
       std::vector<Bytes> sent;
       std::vector<Work> works;
@@ -94,7 +99,7 @@ TEST_P(Messages, OfAnySourceAndInOrder) {
 
 TEST_P(Messages, LargeOnesFromSymmetricMemory) {
   constexpr std::size_t kBytes = 1234567;
-  on_ranks(GetParam(), [](Communicator& comm) {
+  on_layout(GetParam(), [](Communicator& comm) {
     const int n = comm.size(), me = comm.rank(), right = (me + 1) % n, left = (me + n - 1) % n;
     const Buffer buffer = comm.empty(kBytes + 1);
     auto* const at = static_cast<std::uint8_t*>(buffer.data()) + 1;
@@ -114,10 +119,12 @@ TEST_P(Messages, LargeOnesFromSymmetricMemory) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, Messages, testing::Values(1, 2, 3, 4, 5, 8));
+INSTANTIATE_TEST_SUITE_P(Nodes, Messages,
+                         testing::Values("a", "aa", "aaa", "aaaa", "aaaaa", "aaaaaaaa", "ab", "aab", "abab",
+                                         "abcab"));
 
-TEST(Message, AWaitingReceiveHoldsUpNoCall) {
-  on_ranks(2, [](Communicator& comm) {
+TEST_P(TwoRanks, AWaitingReceiveHoldsUpNoCall) {
+  on_layout(GetParam(), [](Communicator& comm) {
     Bytes y(100000), later(3);
     const Bytes x = content(0, 1, 1, y.size()), z = content(0, 1, 2, 3);
     Work work;
@@ -143,9 +150,9 @@ TEST(Message, AWaitingReceiveHoldsUpNoCall) {
   });
 }
 
-TEST(Message, CallbacksBeginFurtherMessages) {
+TEST_P(TwoRanks, CallbacksBeginFurtherMessages) {
   constexpr int kHops = 50;
-  on_ranks(2, [](Communicator& comm) {
+  on_layout(GetParam(), [](Communicator& comm) {
     const int other = 1 - comm.rank();
     std::atomic<int> hops = 0, ended = 0;
     const Bytes ball = content(comm.rank(), other, 0, 64);
@@ -165,10 +172,10 @@ TEST(Message, CallbacksBeginFurtherMessages) {
 }
 
 // Its message goes while the sender does something else.
-TEST(Message, ASenderThatDoesNotWaitIsServed) {
+TEST_P(TwoRanks, ASenderThatDoesNotWaitIsServed) {
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{3000000}}) {
     std::latch taken(1);
-    on_ranks(2, [&](Communicator& comm) {
+    on_layout(GetParam(), [&](Communicator& comm) {
       if (comm.rank() == 1) {
         Bytes y(bytes), z(bytes);
         comm.recv(into(y), 0, 2);
@@ -188,9 +195,9 @@ TEST(Message, ASenderThatDoesNotWaitIsServed) {
   }
 }
 
-TEST(Message, SeveralThreadsWaitForDifferentOnes) {
+TEST_P(TwoRanks, SeveralThreadsWaitForDifferentOnes) {
   constexpr int kThreads = 3, kRounds = 30;
-  on_ranks(2, [](Communicator& comm) {
+  on_layout(GetParam(), [](Communicator& comm) {
     const int me = comm.rank(), other = 1 - me;
     auto size = [](int tag, int round) {
       return kSizes[static_cast<std::size_t>(tag + round) % std::size(kSizes)];
@@ -215,9 +222,9 @@ TEST(Message, SeveralThreadsWaitForDifferentOnes) {
   });
 }
 
-TEST(Message, AWaitHasATimeoutOfItsOwn) {
+TEST_P(TwoRanks, AWaitHasATimeoutOfItsOwn) {
   std::latch waited(1);
-  on_ranks(2, [&](Communicator& comm) {
+  on_layout(GetParam(), [&](Communicator& comm) {
     const Bytes x = content(0, 1, 0, 200000);
     if (comm.rank() == 0) {
       waited.wait();
@@ -234,9 +241,9 @@ TEST(Message, AWaitHasATimeoutOfItsOwn) {
 }
 
 // A thread that waits may run the callbacks, which may wait, and may end the communicator.
-TEST(Message, CallbacksOfOneThatIsWaitedFor) {
+TEST_P(TwoRanks, CallbacksOfOneThatIsWaitedFor) {
   std::latch begun(1);
-  on_ranks(2, [&](Communicator& comm) {
+  on_layout(GetParam(), [&](Communicator& comm) {
     Bytes x(9), y(9);
     if (comm.rank() == 0) {
       begun.wait();

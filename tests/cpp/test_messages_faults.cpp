@@ -3,12 +3,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <iterator>
 #include <latch>
+#include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "fabric_here.hpp"
 #include "messages.hpp"
+#include "nodes_layout.hpp"
 #include "ranks.hpp"
 
 namespace unisono::test {
@@ -48,10 +53,14 @@ TEST(Message, OnTheFabricIsRefused) {
   });
 }
 
-TEST(Message, ALongerOneIsAnErrorOnBothRanks) {
+// On one node and on two.
+class Faults : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Nodes, Faults, testing::Values("aa", "ab"));
+
+TEST_P(Faults, ALongerOneIsAnErrorOnBothRanks) {
   for (const std::size_t bytes : {std::size_t{10}, std::size_t{100000}}) {
     Texts texts(2);
-    on_ranks(2, [&](Communicator& comm) {
+    on_layout(GetParam(), [&](Communicator& comm) {
       Bytes x(bytes), y(bytes - 1);
       texts[comm.rank()] = text_of<MismatchError>([&] {
         if (comm.rank() == 0) comm.send(from(x), 1, 9);
@@ -66,8 +75,8 @@ TEST(Message, ALongerOneIsAnErrorOnBothRanks) {
   }
 }
 
-TEST(Message, CheckComparesDtypes) {
-  on_ranks(2, {.timeout_s = 120, .check = true}, [](Communicator& comm) {
+TEST_P(Faults, CheckComparesDtypes) {
+  on_layout(GetParam(), {.timeout_s = 120, .check = true}, [](Communicator& comm) {
     Bytes x(8);
     Call call = from(x);
     call.out = x.data();
@@ -81,10 +90,10 @@ TEST(Message, CheckComparesDtypes) {
 }
 
 // Tags that never match: the deadline is the call's, and the text says which tags have come.
-TEST(Message, ADeadlineNamesTheRankAndTheTags) {
+TEST_P(Faults, ADeadlineNamesTheRankAndTheTags) {
   for (const bool begins : {false, true}) {
     Texts texts(2);
-    on_ranks(2, [&](Communicator& comm) {
+    on_layout(GetParam(), [&](Communicator& comm) {
       Bytes x(4);
       Call call = into(x);
       call.timeout_s = 0.05;
@@ -166,6 +175,72 @@ TEST(Message, CloseEndsThoseUnderWay) {
     EXPECT_TRUE(called);  // close waits for callbacks
     other.join();
     EXPECT_TRUE(has(text_of<UsageError>([&] { work.wait(); }), "closed"));
+  });
+}
+
+// A record that no mailbox has sent is an error, of whatever form.
+TEST(Message, StrayRecordsFromAnotherNode) {
+  // kind, tag, bytes of data that the head tells of, bytes that follow
+  constexpr std::uint32_t kForms[][4] = {
+      {0, 3, 8, 4}, {0, 3, 8, 9}, {9, 3, 0, 0}, {1, 3, 8, 8}, {4, 3, 1 << 30, 0}};
+  for (int form = -1; form < static_cast<int>(std::size(kForms)); ++form) {
+    std::vector<std::byte> record(7);
+    if (form >= 0) {
+      const auto& [kind, tag, told, follow] = kForms[form];
+      record.assign(40 + follow, std::byte{0});
+      std::memcpy(record.data(), &kind, sizeof kind);
+      std::memcpy(record.data() + 4, &tag, sizeof tag);
+      std::memcpy(record.data() + 8, &told, sizeof told);
+    }
+    const auto post = std::make_shared<Post>();
+    post->records[{0, 1}].push_back(record);
+    Texts texts(2);
+    on_layout(
+        "ab", {.timeout_s = 120},
+        [&](Communicator& comm) {
+          Bytes x(8);
+          texts[comm.rank()] = text_of<MismatchError>([&] {
+            if (comm.rank() == 1) comm.recv(into(x), 0, 3);
+            comm.barrier();
+          });
+        },
+        post);
+    texts.expect_one();
+    EXPECT_TRUE(has(texts[0], "rank 0 has sent what is no message")) << form << texts[0];
+  }
+}
+
+// Neither rank waits in a call: the thread of messages that have begun tells the others.
+TEST(Message, AFailureOfOneThatHasBegunReachesOtherNodes) {
+  Texts texts(3);
+  on_layout("aab", [&](Communicator& comm) {
+    Bytes x(4);
+    Call call = into(x);
+    call.timeout_s = comm.rank() == 0 ? 0.05 : 100;
+    const Work work = comm.begin(Collective::recv, call, -1, Communicator::kAnySource, 8);
+    texts[comm.rank()] = text_of<TimeoutError>([&] { work.wait(); });
+    EXPECT_EQ(text_of<TimeoutError>([&] { comm.send(from(x), 0, 1); }), texts[comm.rank()]);
+  });
+  texts.expect_one();
+  EXPECT_TRUE(has(texts[0], "recv with tag 8 of rank 0 has waited 0.05 s for any rank")) << texts[0];
+}
+
+TEST(Message, APeerThatIsLostIsNamed) {
+  std::latch left(1);
+  on_layout("abb", [&](Communicator& comm) {
+    Bytes x(4);
+    if (comm.rank() == 2) {
+      comm.close();
+      return left.count_down();
+    }
+    if (comm.rank() == 0) left.wait();
+    const std::string text = text_of<PeerLostError>([&] {
+      if (comm.rank() == 0) comm.send(from(x), 2, 1);
+      else comm.recv(into(x), 0, 1);
+    });
+    EXPECT_TRUE(
+        has(text, comm.rank() == 0 ? "rank 0 (node 0) has lost rank 2 (node 1) over threads" : "rank "))
+        << text;
   });
 }
 

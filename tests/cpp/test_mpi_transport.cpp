@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <cstring>
 #include <latch>
+#include <span>
 
 #include "fake_mpi.hpp"
 #include "nodes_world.hpp"
@@ -201,6 +203,71 @@ TEST_F(MpiTransports, AfterMpiHasEnded) {
   pending.reset();
   rank(0).close();
   EXPECT_EQ(mpi_->calls, calls) << "MPI has been called after its end";
+}
+
+std::span<const std::byte> bytes_of(const Bytes& all) { return std::as_bytes(std::span(all)); }
+
+TEST_F(MpiTransports, CarriesRecordsOfAnyRankInOrder) {
+  const Bytes head = random_bytes(40, 1), data = random_bytes(3000, 2), other = random_bytes(9, 3);
+  std::vector<std::byte> got;
+  Transport::Records& to = *rank(0).records();
+  EXPECT_EQ(to.take(got), std::nullopt);
+  EXPECT_TRUE(rank(1).records()->send(0, bytes_of(head), bytes_of(data)));
+  EXPECT_TRUE(rank(1).records()->send(0, bytes_of(other), {}));
+  EXPECT_TRUE(rank(2).records()->send(0, bytes_of(other), {}));
+  EXPECT_EQ(rank(1).records()->under_way(0), 2u);
+  EXPECT_EQ(rank(1).records()->under_way(2), 0u);
+  Bytes both = head;
+  both.insert(both.end(), data.begin(), data.end());
+  std::vector<Bytes> of_1, of_2;
+  while (const auto source = to.take(got)) {
+    Bytes copy(got.size());
+    std::memcpy(copy.data(), got.data(), got.size());
+    (*source == 1 ? of_1 : of_2).push_back(copy);
+  }
+  EXPECT_EQ(of_1, (std::vector{both, other}));
+  EXPECT_EQ(of_2, (std::vector<Bytes>{other}));
+  EXPECT_EQ(rank(1).records()->under_way(0), 0u);
+  EXPECT_EQ(rank(0).heard(), std::nullopt);
+}
+
+TEST_F(MpiTransports, HaveRoomForSomeRecordsToEachRank) {
+  const Bytes data(10);
+  Transport::Records& records = *rank(1).records();
+  std::size_t sent = 0;
+  while (records.send(0, bytes_of(data), {})) ++sent;
+  EXPECT_EQ(records.under_way(0), sent);
+  EXPECT_TRUE(records.send(2, bytes_of(data), {}));
+  std::vector<std::byte> got;
+  EXPECT_TRUE(rank(0).records()->take(got));
+  EXPECT_TRUE(records.send(0, bytes_of(data), {}));
+  EXPECT_FALSE(records.send(0, bytes_of(data), {}));
+  ranks_[1].reset();  // MPI may still read what has not been taken
+  EXPECT_EQ(mpi_->abandoned, 1);
+  for (std::size_t i = 0; i < sent; ++i) EXPECT_TRUE(rank(0).records()->take(got)) << i;
+}
+
+TEST_F(MpiTransports, RecordsThatFail) {
+  const Bytes data(10);
+  std::vector<std::byte> got;
+  auto send = [&] { rank(1).records()->send(0, bytes_of(data), {}); };
+  auto take = [&] { rank(0).records()->take(got); };
+  fail_in("isend", 0);
+  EXPECT_EQ(error_of(send).peer(), 0);
+  fail_in("probe_any", -1);
+  EXPECT_TRUE(
+      has(text_of<ResourceError>(take), "MPI does not say what messages have come: fake MPI error 7"));
+  mpi_->fails = {};
+  send();
+  fail_in("irecv", 1);
+  EXPECT_EQ(error_of(take).peer(), 1);
+  fail_in("test", 1);
+  EXPECT_EQ(error_of(take).peer(), 1);
+  fail_in("test", 0);
+  EXPECT_EQ(error_of(send).peer(), 0);
+  mpi_->running = false;
+  EXPECT_TRUE(has(text_of<ResourceError>(send), "MPI has been finalized"));
+  EXPECT_TRUE(has(text_of<ResourceError>(take), "MPI has been finalized"));
 }
 
 class MpiWorld : public testing::Test {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,13 +24,17 @@ struct Post {
   using Message = std::vector<std::byte>;
   std::mutex mutex;
   // By (from, to) and number: the k-th receive takes the k-th message.
-  std::map<std::pair<int, int>, std::map<int, Message>> on_the_way;
-  std::map<std::pair<int, int>, int> sent, posted;
-  std::map<int, std::string> told;   // by rank
-  std::set<int> closed;              // ranks
-  bool breaks = false;               // a rank that closes is lost to its peers, as by TCP
-  std::atomic<int> exchanges = 0;    // of all ranks, so far
-  std::map<int, std::size_t> bytes;  // that each rank has sent so far
+  struct Way {
+    std::map<std::pair<int, int>, std::map<int, Message>> on_the_way;
+    std::map<std::pair<int, int>, int> sent, posted;
+  } exchanged, long_ones;
+  std::map<int, std::string> told;  // by rank
+  std::set<int> closed;             // ranks
+  bool breaks = false;              // a rank that closes is lost to its peers, as by TCP
+  std::atomic<int> exchanges = 0;   // of all ranks, so far
+  std::size_t room = 0;             // records under way between two ranks; 0: no rank has records
+  std::map<std::pair<int, int>, std::deque<Message>> records;  // by (from, to)
+  std::map<int, std::size_t> bytes;                            // that each rank has sent so far
   std::size_t bytes_of(int rank) {
     const std::scoped_lock lock(mutex);
     return bytes[rank];
@@ -43,22 +48,27 @@ class ThreadTransport final : public Transport {
       : post_(std::move(post)), rank_(rank), fails_(std::move(fails)) {}
 
   std::string name() const override { return "threads"; }
+  Transport::Records* records() override { return post_->room > 0 ? &records_ : nullptr; }
 
   std::unique_ptr<Pending> exchange(std::span<const Outgoing> sends,
                                     std::span<const Incoming> receives) override {
     ++post_->exchanges;
     if (fails_) fails_(exchanged_);
     ++exchanged_;
+    return begin(post_->exchanged, sends, receives);
+  }
+  std::unique_ptr<Pending> begin(Post::Way& way, std::span<const Outgoing> sends,
+                                 std::span<const Incoming> receives) {
     const std::scoped_lock lock(post_->mutex);
     for (const Outgoing& one : sends) {
       const auto* data = static_cast<const std::byte*>(one.data);
       const std::pair pair(rank_, one.to);
       post_->bytes[rank_] += one.bytes;
-      post_->on_the_way[pair].emplace(post_->sent[pair]++, Post::Message(data, data + one.bytes));
+      way.on_the_way[pair].emplace(way.sent[pair]++, Post::Message(data, data + one.bytes));
     }
     std::vector<Receive> open;
-    for (const Incoming& one : receives) open.push_back({one, post_->posted[{one.from, rank_}]++});
-    return std::make_unique<Exchange>(*this, std::move(open));
+    for (const Incoming& one : receives) open.push_back({one, way.posted[{one.from, rank_}]++});
+    return std::make_unique<Exchange>(*this, way, std::move(open));
   }
 
   void tell(const std::string& failure) noexcept override {
@@ -83,13 +93,13 @@ class ThreadTransport final : public Transport {
   };
   class Exchange final : public Pending {
    public:
-    Exchange(ThreadTransport& transport, std::vector<Receive> open)
-        : transport_(transport), open_(std::move(open)) {}
+    Exchange(ThreadTransport& transport, Post::Way& way, std::vector<Receive> open)
+        : transport_(transport), way_(way), open_(std::move(open)) {}
     bool test() override {
       const std::scoped_lock lock(transport_.post_->mutex);
       std::erase_if(open_, [&](const Receive& receive) {
         const Incoming& one = receive.to;
-        auto& messages = transport_.post_->on_the_way[{one.from, transport_.rank_}];
+        auto& messages = way_.on_the_way[{one.from, transport_.rank_}];
         const auto found = messages.find(receive.number);
         if (found == messages.end()) {
           if (transport_.post_->breaks && transport_.post_->closed.contains(one.from))
@@ -112,12 +122,52 @@ class ThreadTransport final : public Transport {
 
    private:
     ThreadTransport& transport_;
+    Post::Way& way_;
     std::vector<Receive> open_;
+  };
+
+  class Records final : public Transport::Records {
+   public:
+    explicit Records(ThreadTransport& transport) : transport_(transport) {}
+    bool send(int to, std::span<const std::byte> head, std::span<const std::byte> data) override {
+      Post& post = *transport_.post_;
+      const std::scoped_lock lock(post.mutex);
+      if (post.closed.contains(to)) throw TransportError(to, "it has closed");
+      auto& all = post.records[{transport_.rank_, to}];
+      if (all.size() >= post.room) return false;
+      all.emplace_back(head.begin(), head.end()).insert(all.back().end(), data.begin(), data.end());
+      return true;
+    }
+    std::size_t under_way(int to) override {
+      const std::scoped_lock lock(transport_.post_->mutex);
+      return transport_.post_->records[{transport_.rank_, to}].size();
+    }
+    std::optional<int> take(std::vector<std::byte>& record) override {
+      Post& post = *transport_.post_;
+      const std::scoped_lock lock(post.mutex);
+      for (auto& [pair, all] : post.records) {
+        if (pair.second != transport_.rank_ || all.empty()) continue;
+        record = std::move(all.front());
+        all.pop_front();
+        return pair.first;
+      }
+      return {};
+    }
+    std::unique_ptr<Pending> send_long(const Outgoing& message) override {
+      return transport_.begin(transport_.post_->long_ones, {&message, 1}, {});
+    }
+    std::unique_ptr<Pending> receive_long(const Incoming& message) override {
+      return transport_.begin(transport_.post_->long_ones, {}, {&message, 1});
+    }
+
+   private:
+    ThreadTransport& transport_;
   };
 
   std::shared_ptr<Post> post_;
   int rank_, exchanged_ = 0;
   std::function<void(int)> fails_;
+  Records records_{*this};
 };
 
 }  // namespace unisono::test

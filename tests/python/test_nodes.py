@@ -37,6 +37,19 @@ def test_quantised_sums(nodes: str) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("nodes", ["ab", "abab", "abb"])
+@pytest.mark.parametrize("program", ["messages", "large"])
+def test_messages_with_tags_over_mpi(program: str, nodes: str) -> None:
+    outcome = play_mpi(len(nodes), f"message_programs:{program}", nodes)
+    assert outcome.results() == [[]] * len(nodes)
+
+
+@pytest.mark.mpi
+def test_messages_outlast_their_sender_over_mpi() -> None:
+    assert play_mpi(2, "message_programs:ends_with_messages", "ab").results() == [0, 100 * sum(range(40))]
+
+
+@pytest.mark.mpi
 def test_a_node_that_is_late_over_mpi(tmp_path: Path) -> None:
     """One of the ranks that have waited names the late node, and no other."""
     *waited, _ = play_mpi(3, "node_programs:one_is_late", str(tmp_path / "flag"), "abc").results()

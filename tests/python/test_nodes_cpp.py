@@ -60,6 +60,38 @@ int main(int argc, char** argv) {
 """
 
 
+# Rank 0 takes a short and a long message of every other rank as they come, and answers. One thread calls MPI.
+TAGGED = r"""
+#include <cstdio>
+#include <vector>
+#include "unisono/mpi.hpp"
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  {
+    unisono::Communicator comm = unisono::mpi::communicator(MPI_COMM_WORLD, {.timeout_s = 30});
+    std::vector<float> x(500000, static_cast<float>(comm.rank())), y(x.size());
+    const unisono::Call all{.in = x.data(), .out = y.data(), .count = x.size()};
+    const unisono::Call one{.in = x.data(), .out = y.data(), .count = 1};
+    int right = 0;
+    if (comm.rank() == 0) {
+      for (int i = 1; i < comm.size(); ++i) {
+        const unisono::Received got = comm.recv(all, unisono::Communicator::kAnySource, 1 << 30);
+        right += y.back() == static_cast<float>(got.source) && got.bytes == 4 * x.size();
+        right += comm.recv(one, got.source, 4).bytes == 4;
+        comm.send(one, got.source, 5);
+      }
+    } else {
+      comm.send(one, 0, 4);
+      comm.send(all, 0, 1 << 30);
+      right = comm.recv(one, 0, 5).source == 0 && y.front() == 0;
+    }
+    std::printf("rank %d: %d\n", comm.rank(), right);
+  }
+  MPI_Finalize();
+}
+"""
+
+
 @pytest.fixture(scope="module", params=["beside_python", "openmpi", "impi"])
 def mpi(request: pytest.FixtureRequest) -> mpi_programs.Mpi:
     return getattr(mpi_programs, request.param)()
@@ -109,6 +141,12 @@ def test_mpi_that_is_not_running(mpi: mpi_programs.Mpi, tmp_path: Path) -> None:
     after = mpi.run("ab", [program, "end"])
     assert after.code == 0, str(after)
     assert after.output.count("MPI has been finalized, but a communicator over it is in use: close") == 2
+
+
+def test_messages_with_tags(mpi: mpi_programs.Mpi, tmp_path: Path) -> None:
+    ended = mpi.run("abb", [build(mpi, TAGGED, tmp_path)])
+    assert ended.code == 0, str(ended)
+    assert sorted(ended.output.splitlines()) == ["rank 0: 4", "rank 1: 1", "rank 2: 1"]
 
 
 def test_calls_that_differ(mpi: mpi_programs.Mpi, tmp_path: Path) -> None:

@@ -50,6 +50,11 @@ def test_quantised_sums(mpi: mpi_programs.Mpi) -> None:
     assert mpi.play("aabb", "node_sum_programs:quantised_sums", "aabb").results() == [[]] * 4
 
 
+@pytest.mark.parametrize("program", ["messages", "large"])
+def test_messages_with_tags(mpi: mpi_programs.Mpi, program: str) -> None:
+    assert mpi.play("abb", f"message_programs:{program}").results() == [[]] * 3
+
+
 def test_what_is_refused(mpi: mpi_programs.Mpi) -> None:
     assert mpi.play("aab", "node_programs:refusals").results() == [{}] * 3
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import mmap
+import time
 
 import numpy as np
 
 import unisono
 from fault_programs import attempt
+from node_programs import layout
 
 
-def messages() -> list[object]:
+def messages(nodes: str = "") -> list[object]:
     """A ring of messages of all sizes, received in the reverse order of their tags. Returns what is wrong."""
+    layout(nodes)
     wrong: list[object] = []
     with unisono.init() as comm:
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -42,8 +45,9 @@ def messages() -> list[object]:
     return wrong
 
 
-def large() -> list[object]:
+def large(nodes: str = "") -> list[object]:
     """A ring of large messages from memory of every kind, of one source and of any. Returns what is wrong."""
+    layout(nodes)
     n = 3_000_001
     wrong: list[object] = []
     with unisono.init() as comm:
@@ -65,6 +69,21 @@ def large() -> list[object]:
                     wrong.append((kind, source, repr(received)))
             comm.barrier()
     return wrong
+
+
+def ends_with_messages(nodes: str) -> float:
+    """Sends messages, of which none is long, and leaves before they are received. Returns what has come."""
+    layout(nodes)
+    with unisono.init() as comm:
+        if comm.rank == 0:
+            for tag in range(40):
+                comm.send(np.full(100, tag, np.float64), 1, tag=tag)
+            return 0
+        time.sleep(0.2)
+        got = np.zeros((40, 100))
+        for tag in reversed(range(40)):
+            comm.recv(got[tag], unisono.ANY_SOURCE, tag=tag)
+        return float(got.sum())
 
 
 def across_nodes() -> list[str]:
