@@ -203,10 +203,8 @@ class MpiTransport final : public Transport {
       using Clock = std::chrono::steady_clock;
       const bool running = transport_.api_.running();
       const auto until = Clock::now() + kParting;
-      try {
-        while (running && (forget_sent(), !sent_.empty()) && Clock::now() < until)
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      } catch (const TransportError&) {}  // nobody waits for them
+      while (running && holds_records() && Clock::now() < until)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
       if (sent_.empty() && !coming_) return;
       if (running) transport_.api_.abandon();
       for (auto& [rank, all] : sent_)
@@ -292,6 +290,14 @@ class MpiTransport final : public Transport {
       const Api& api = transport_.api_;
       if (const int code = api.test(&one.request, &flag, &status)) throw TransportError(rank, api.text(code));
       return flag != 0;
+    }
+    // Returns whether there are records that MPI has not taken. After an error of MPI's nobody waits for
+    // them.
+    bool holds_records() {
+      try {
+        forget_sent();
+        return !sent_.empty();
+      } catch (const TransportError&) { return false; }
     }
     // Drops the records that MPI has sent, in order.
     void forget_sent() {

@@ -52,7 +52,8 @@ class NodesCommunicator::Abroad final : public Mailbox::Abroad {
   void failed(const std::exception_ptr& error) override {
     try {
       of_.for_message([&] { std::rethrow_exception(error); });
-    } catch (...) {}  // those who wait for the letters get it
+    } catch (...) {  // NOLINT(bugprone-empty-catch): those who wait for the letters get it
+    }
   }
 
  private:
