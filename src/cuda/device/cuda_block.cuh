@@ -16,7 +16,7 @@
 namespace unisono {
 
 // Reduction: the operation of a move with several sources (cuda::Bytes, cuda::ByTable or cuda::Inline), or of
-// a requantise (cuda::Quantised). Messages of packets are in exchange.cu.
+// a requantise (cuda::Quantised). Messages of packets are in exchange.cuh.
 template <class Reduction>
 class CudaBlock {
  public:

@@ -1,4 +1,4 @@
-// A whole call on a GPU in one kernel, over the packets or lines of the exchanges (cuda/kernels/exchange.cu),
+// A whole call on a GPU in one kernel, over the packets or lines of the exchanges (cuda/device/exchange.cuh),
 // whose protocol this one keeps: a block has a message with every peer for each piece of its part of a row.
 #pragma once
 
