@@ -18,6 +18,7 @@ constexpr std::size_t kMostRing = std::size_t{256} << 10, kLeastRing = std::size
 constexpr std::size_t kRings = std::size_t{1} << 20;      // bytes of a rank, unless its rings are the least
 constexpr std::size_t kMostPart = std::size_t{16} << 10;  // bytes of a record's data
 constexpr std::size_t kRecord = 64;                       // records begin at multiples
+constexpr std::size_t kRoom = std::size_t{64} << 10;      // of a ring, that is taken at once
 constexpr std::size_t kBell = 2 * sizeof(host::Line);     // what lies behind it has lines of its own
 // Bytes of data in a record to another node. MPIs send 4 KiB at once, whatever their receivers do.
 constexpr std::size_t kMostAbroad = 4000;
@@ -72,6 +73,13 @@ void Mailbox::no_message(int source) {
       name(source) + " has sent what is no message: start every rank with the same version of Unisono.");
 }
 
+void Mailbox::take_room(int owner, const std::byte* ring, std::uint64_t at, std::size_t bytes) {
+  const std::size_t whole = ring_bytes(group_.size());
+  const std::uint64_t end = std::min<std::uint64_t>(at + bytes, whole);
+  for (std::uint64_t room = round_up(at, kRoom); room < end; room += kRoom)
+    group_.fill(owner, ring + room, std::min<std::size_t>(kRoom, whole - room));
+}
+
 // Returns whether there was room.
 bool Mailbox::put(int peer, const Head& head, const std::byte* data, std::size_t bytes) {
   if (!near(peer)) return put_abroad(peer, head, {data, bytes});
@@ -87,7 +95,7 @@ bool Mailbox::put(int peer, const Head& head, const std::byte* data, std::size_t
     }
   }
   std::byte* const ring = this->data(peer, rank_);
-  if (at == 0) group_.fill(number(peer), ring, whole);
+  take_room(number(peer), ring, at, record);
   std::memcpy(ring + at % whole, &head, sizeof head);
   const std::size_t begin = (at + sizeof head) % whole, first = std::min(bytes, whole - begin);
   if (first > 0) copy_bytes(ring + begin, data, first);
@@ -145,12 +153,13 @@ void Mailbox::take_records(int source) {
   const std::byte* const ring = data(rank_, source);
   std::uint64_t at = from.taken.load(std::memory_order_relaxed);
   while (at != from.written.load(std::memory_order_acquire)) {
-    if (at == 0) group_.fill(number(rank_), ring, whole);
     Head head;
+    take_room(number(rank_), ring, at, sizeof head);
     std::memcpy(&head, ring + at % whole, sizeof head);
     const bool carries = head.kind == Head::eager || head.kind == Head::part;
     if (carries && head.bytes > part_bytes(group_.size())) no_message(source);
     const std::size_t bytes = carries ? head.bytes : 0, begin = (at + sizeof head) % whole;
+    take_room(number(rank_), ring, at + sizeof head, bytes);
     take(source, head, {ring + begin, std::min(bytes, whole - begin)}, ring);
     at += round_up(sizeof head + bytes, kRecord);
     from.taken.store(at, std::memory_order_seq_cst);

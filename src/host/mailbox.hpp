@@ -161,6 +161,9 @@ class Mailbox {
   // All of these require the lock.
   void post(const Sent& letter);
   void progress();
+  // Takes memory for the parts of a ring that begin among the `bytes` bytes from `at` on, if nobody has been
+  // there before. owner: of the ring, in the group.
+  void take_room(int owner, const std::byte* ring, std::uint64_t at, std::size_t bytes);
   void take_records(int source);
   void take_records_from_abroad();
   // The head is followed by its data, in one or two places.

@@ -96,7 +96,7 @@ def slice_of(key: Key, model: Model) -> Json:
 
 _PLACES = "ranks device processes mode memory shape dtype placement offset pair workload scaling machine"
 _PLACE = _PLACES.split()
-# What goes without saying.
+# Values that are usual, and that words leave out.
 USUAL = {"device": "cpu", "processes": "one per rank", "scaling": "none", "offset": 0}
 _PHRASES: dict[str, Callable[[Any], str]] = {
     "ranks": lambda ranks: text.count(ranks, "rank"),

@@ -61,7 +61,7 @@ struct WireLines : Lines {
   __device__ static unsigned unit() { return lane() % kPair; }  // within its pair of lines
   __device__ static unsigned first() { return lane() - unit(); }
   __device__ static unsigned lanes() { return 0xffffu << first(); }
-  // Of the pair's halves of blocks, in the order of the elements.
+  // Returns the number of a unit's half block in its pair of lines, in the order of the elements.
   __device__ static unsigned half_of(unsigned unit) { return unit % kPair - unit % kPair / kLineUnits; }
   __device__ static bool has_half() { return has(1); }
   __device__ static bool aligned(const byte* at) {

@@ -41,7 +41,7 @@ struct Sum : ByWord<Sum<T>> {
     return combine_words<T, Op::sum>(of, x.ranks);
   }
 };
-// Of a relay: the root's.
+// Returns the root's words, for a relay.
 struct OfRoot : ByWord<OfRoot> {
   template <int kRanks>
   __device__ static std::uint64_t word(const Exchange& x, const OfRanks<kRanks>& of) {

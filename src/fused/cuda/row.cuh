@@ -40,7 +40,7 @@ struct Values {
   bool whole;
 };
 
-// What the threads of a block share while they add a row's terms.
+// Holds in shared memory what the threads of a block have added of a row's terms.
 struct Totals {
   alignas(16) float partials[kSummers][kEach];
   float result;
