@@ -70,6 +70,7 @@ __device__ Words sum_rows(const Rows& rows, int count, bool weighted, std::uint3
 #pragma unroll
     for (int u = 0; u < kAhead; ++u)
       if (first + u < count) some[u] = load_words<kGrain>(rows.at[first + u], bytes, step);
+    if (weighted) Rows::await_weights();
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
       if (first + u >= count) continue;
@@ -207,7 +208,8 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ Parts all_parts[kWarps];
   __shared__ std::uint32_t tokens[device::kMostRanks];
   const Dims& d = work.dims;
-  for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += kThreads)
+  // By other threads than the one that looks for the phase, which would wait for its load.
+  if (const int s = static_cast<int>(threadIdx.x) - 32; s >= 0 && s < d.ranks)
     tokens[s] =
         s == d.rank ? 0 : static_cast<std::uint32_t>(table<std::int32_t>(work, work.space.source_rows)[s]);
   const std::uint64_t phase = phase_of(work, counters(work).phases + 1, combine.push);

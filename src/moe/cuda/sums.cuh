@@ -6,8 +6,20 @@
 
 namespace unisono::moe::gpu {
 
-// The rows that a warp sums, in order.
+// The rows that a warp sums, in order, in shared memory. Weights come while rows are loaded: who reads them
+// awaits them first.
 struct Rows {
+  __device__ void take_weight(int place, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                     static_cast<std::uint32_t>(__cvta_generic_to_shared(&weights[place]))),
+                 "l"(from)
+                 : "memory");
+  }
+  // A warp calls it.
+  __device__ static void await_weights() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+  }
   const byte* at[kMostTopK];
   float weights[kMostTopK];
 };
@@ -53,7 +65,7 @@ __device__ inline int list_rows(const Combine& combine, const float* weights, Ro
   if (row != kNone) {
     const int place = __popc(all & ((1u << lane()) - 1));
     rows.at[place] = combine.y + static_cast<std::size_t>(row) * combine.bytes;
-    rows.weights[place] = weights ? weights[row] : 1.0f;
+    if (weights) rows.take_weight(place, weights + row);
   }
   __syncwarp();
   return __popc(all);
