@@ -37,7 +37,9 @@ Args:
         mx: as float8_e4m3fn, with a power of two for each 128 elements, the next above, as its exponent's byte (UE8M0).
     capacity: the most rows that a rank receives, not for rank_major; None: as many as can come of tokens that name no
         expert twice.
-    host_counts: of GPU memory: whether dispatch waits for the counts.
+    host_counts: of GPU memory: whether a dispatch waits for the counts, so that `rows` is an int. With flat and
+        rank_major, copy engines then bring the rows of 2048 tokens of a rank and more in calls of two steps
+        (dispatch_begin, combine_begin), which leaves the SMs to a matmul between. Takes twice the memory.
     drop: whether rows beyond the capacity are left out, from the end. Otherwise they are an error.
     more_bytes: the most bytes of a token's rows in further payloads, together.
     handles: how many routings are kept. A handle is valid until as many further ones have been made.

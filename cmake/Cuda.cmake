@@ -61,6 +61,7 @@ function(add_cuda_lane library)
   add_kernels(unisono_links src/cuda/kernels/links.cu) # for the bench, in the Python extension alone
   target_sources(${library} PRIVATE src/cuda/api.cpp src/cuda/calls.cpp src/cuda/copy_calls.cpp src/cuda/engine.cpp
     src/cuda/exchange_calls.cpp src/cuda/memory.cpp src/cuda/nic.cpp src/cuda/registration.cpp src/cuda/space.cpp
-    src/cuda/symmetric.cpp src/cuda/window_calls.cpp src/fused/cuda/gpu_norm.cpp src/moe/cuda/engine.cpp)
+    src/cuda/symmetric.cpp src/cuda/window_calls.cpp src/fused/cuda/gpu_norm.cpp src/moe/cuda/by_copies.cpp
+    src/moe/cuda/copies.cpp src/moe/cuda/engine.cpp src/moe/cuda/layout.cpp)
   target_link_libraries(${library} PRIVATE CUDA::cudart_static) # its headers
 endfunction()

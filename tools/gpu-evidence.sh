@@ -59,6 +59,7 @@ wait
 if [[ $gpus -gt 1 ]]; then
   step moe-bench 90 "${bench[@]}" --ranks "$gpus" --moe --hidden 7168 --tokens 1,16,64,128,1024,4096 --budget 65 \
     --layout expert_major,flat --out "$out/moe-bench"
+  step moe-overlap 60 "${unisono[@]}" run -n "$gpus" "$python" tools/moe-overlap.py --json "$out/moe-overlap.json"
   step norm-bench 70 "${bench[@]}" --ranks "$gpus" --norm --hidden 7168 --sizes 14K,56K,224K,1M,3584K,14M,56M --budget 40 \
     --backends unisono,nccl,unisono:apart,unisono:one_shot,unisono:one_shot_ll128,unisono:two_shot,unisono:two_shot_ll128 --out "$out/norm-bench"
   step matmul-all 190 "${bench[@]}" --ranks "$gpus" --matmul --workload llama-3-70b-tp-layer-tokens-8192 --budget 80 --out "$out/matmul-all"

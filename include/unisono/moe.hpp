@@ -46,7 +46,9 @@ struct MoeOptions {
   bool drop = false;           // whether rows beyond `capacity` are left out; otherwise they are an error
   std::size_t more_bytes = 0;  // of a token's rows of further payloads, together
   int handles = 4;             // routings that are kept: a handle is valid until as many further ones
-  // GPU memory: whether `dispatch` waits for the counts, as the form by copy engines needs.
+  // GPU memory: whether a dispatch waits for the counts, so that rows_now is set. With flat and rank_major,
+  // copy engines then bring the rows of 2048 tokens of a rank and more in calls of two steps, which leaves
+  // the SMs to other kernels. For these the Moe has twice the memory.
   bool host_counts = false;
   Memory memory = Memory::host;  // of all that calls take and give
 };
@@ -153,13 +155,14 @@ class UNISONO_API Moe {
   // Sends rows to the ranks that have their experts. handle: takes the routing of an earlier dispatch, whose
   // topk_idx `tokens` has (null: the same). Collective.
   MoeReceived dispatch(const MoeTokens& tokens, const std::optional<MoeHandle>& handle = std::nullopt);
-  // Does the same in two steps, sending and receiving. `tokens` may change after the second only.
+  // Does the same in two steps, sending and receiving, on every rank. `tokens` may change after the second
+  // only.
   void dispatch_begin(const MoeTokens& tokens, const std::optional<MoeHandle>& handle = std::nullopt);
   MoeReceived dispatch_end();
 
   // Returns each token's sum to its rank. Collective.
   void combine(const MoeOutputs& outputs, const MoeHandle& handle);
-  // Does the same in two steps. `outputs` may change after the second only.
+  // Does the same in two steps, on every rank. `outputs` may change after the second only.
   void combine_begin(const MoeOutputs& outputs, const MoeHandle& handle);
   void combine_end();
 

@@ -99,9 +99,9 @@ void dropped(Rank& rank) {
     }
 }
 
-void widths(Rank& rank) {
+void widths(Rank& rank, Case c) {
   for (const MoeLayout layout : kLayouts) {
-    const Case c{.layout = layout};
+    c.layout = layout;
     Pair pair(rank, c);
     pair.dispatch(0);
     pair.combine(1, pair.handles, false, false, 3, DType::f32);
@@ -112,10 +112,11 @@ void widths(Rank& rank) {
   }
 }
 
-void handles(Rank& rank) {
+void handles(Rank& rank, Case c) {
+  c.options.handles = 2;
   for (const MoeLayout layout : kLayouts) {
-    const Case c{.layout = layout,
-                 .options = {.alignment = layout == MoeLayout::expert_major ? 4 : 1, .handles = 2}};
+    c.layout = layout;
+    c.options.alignment = layout == MoeLayout::expert_major ? 4 : 1;
     Pair pair(rank, c);
     pair.dispatch(0);
     const auto first = pair.handles;
@@ -292,12 +293,12 @@ __global__ void multiply(const float* a, const float* b, float* c, int n) {
 }
 
 // Sending and receiving as two steps, with other work of the stream between.
-void steps(Rank& rank) {
+void steps(Rank& rank, Case c) {
   constexpr int kSide = 64;
   cudaFuncAttributes attributes;
   check(cudaFuncGetAttributes(&attributes, multiply), "loading a kernel");
   for (const MoeLayout layout : kLayouts) {
-    const Case c{.layout = layout};
+    c.layout = layout;
     Pair pair(rank, c);
     auto* const matrices = reinterpret_cast<float*>(rank.memory(3 * kSide * kSide * 4));
     const auto work = [&] {
@@ -325,6 +326,76 @@ void steps(Rank& rank) {
     }
     pair.end();
   }
+}
+
+// A combine of a graph, replayed between others of its routing: no counts of the host are in it.
+void capture_combine(Rank& rank, Case c) {
+  for (const MoeLayout layout : kLayouts) {
+    c.layout = layout;
+    Pair pair(rank, c);
+    pair.dispatch(0);
+    const std::size_t bytes = c.hidden * size(c.dtype), all = pair.on_gpu.n * bytes;
+    const MoeOutputs outputs{
+        .y = pair.received, .row_bytes = bytes, .dtype = c.dtype, .out = pair.out, .stream = rank.stream};
+    const auto combined = [&](const auto& call) {
+      check(cudaMemsetAsync(pair.out, 0xee, all, rank.stream), "clearing");
+      call();
+      return rank.read(pair.out, all);
+    };
+    const auto combine = [&] { pair.combine(outputs, pair.handles.second); };
+    const Bytes right = combined(combine);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t replayed = nullptr;
+    check(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), "a capture");
+    combine();
+    check(cudaStreamEndCapture(rank.stream, &graph), "a capture");
+    check(cudaGraphInstantiate(&replayed, graph, 0), "a graph");
+    check(cudaGraphUpload(replayed, rank.stream), "a graph");
+    rank.comm.barrier();
+    rank.ready();
+    for (int i = 0; i < 6; ++i)
+      expect(i % 3 == 2
+                 ? combined(combine) == right
+                 : combined([&] { check(cudaGraphLaunch(replayed, rank.stream), "a graph"); }) == right,
+             "combine " + std::to_string(i) + " differs");
+    pair.end();
+    check(cudaGraphExecDestroy(replayed), "a graph");
+    check(cudaGraphDestroy(graph), "a graph");
+    rank.comm.barrier();
+  }
+}
+
+// Many tokens whose counts the hosts know: copy engines bring the rows of flat and rank_major.
+void copies(Rank& rank) {
+  const Case many{.hidden = 104, .max_tokens = 2100, .options = {.host_counts = true}, .two_steps = true};
+  for (const MoeLayout layout : kLayouts) {
+    Case c = many;
+    c.layout = layout;
+    run(rank, c, 4);
+    c.few = 9;  // calls of few tokens between
+    run(rank, c, 5);
+    c.few = 0;
+    c.two_steps = false;  // by kernels
+    run(rank, c, 3);
+    c.two_steps = true;
+    c.options.alignment = layout == MoeLayout::expert_major ? 16 : 1;
+    c.more = {16, 3};
+    for (const MoeScales scales : {MoeScales::e4m3_128, MoeScales::mx}) {
+      c.options.scales = scales;
+      run(rank, c, 3);
+    }
+    if (layout == MoeLayout::rank_major) continue;
+    c.options.scales = MoeScales::none;
+    c.options.drop = true;
+    for (const std::size_t capacity : {1, 700}) {
+      c.options.capacity = capacity;
+      run(rank, c, 3);
+    }
+  }
+  widths(rank, many);
+  handles(rank, many);
+  steps(rank, many);
+  capture_combine(rank, many);
 }
 
 template <class Error>
@@ -393,15 +464,23 @@ void differs(Rank& rank) {
 }
 
 const std::map<std::string, void (*)(Rank&)>& cases() {
-  static const std::map<std::string, void (*)(Rank&)> all{
-      {"layouts", layouts},   {"routes", routes},
-      {"scaled", scaled},     {"payloads", payloads},
-      {"dropped", dropped},   {"widths", widths},
-      {"handles", handles},   {"out", [](Rank& rank) { out(rank); }},
-      {"pressure", pressure}, {"graphs", [](Rank& rank) { graphs(rank); }},
-      {"few", few},           {"steps", steps},
-      {"index", index},       {"rows", rows},
-      {"overflow", overflow}, {"differs", differs}};
+  static const std::map<std::string, void (*)(Rank&)> all{{"layouts", layouts},
+                                                          {"routes", routes},
+                                                          {"scaled", scaled},
+                                                          {"payloads", payloads},
+                                                          {"dropped", dropped},
+                                                          {"widths", [](Rank& rank) { widths(rank, {}); }},
+                                                          {"copies", copies},
+                                                          {"handles", [](Rank& rank) { handles(rank, {}); }},
+                                                          {"out", [](Rank& rank) { out(rank); }},
+                                                          {"pressure", pressure},
+                                                          {"graphs", [](Rank& rank) { graphs(rank); }},
+                                                          {"few", few},
+                                                          {"steps", [](Rank& rank) { steps(rank, {}); }},
+                                                          {"index", index},
+                                                          {"rows", rows},
+                                                          {"overflow", overflow},
+                                                          {"differs", differs}};
   return all;
 }
 

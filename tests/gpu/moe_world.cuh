@@ -56,6 +56,7 @@ struct Case {
   std::vector<std::size_t> more{};
   std::size_t row_bytes = 0;  // of x; 0: hidden elements
   std::size_t few = 0;        // the most tokens in calls of odd seeds; 0: max_tokens
+  bool two_steps = false;     // calls begin and end apart
   std::size_t most_of(unsigned seed) const { return few > 0 && seed % 2 == 1 ? few : max_tokens; }
   std::string text() const {
     return "layout " + std::to_string(static_cast<int>(layout)) + ", dtype " +
@@ -224,6 +225,8 @@ void compare(Rank& rank, const Case& c, const Moe& moe, const MoeReceived& gpu, 
   const std::size_t k = static_cast<std::size_t>(c.top_k);
   const bool pairs = c.layout == MoeLayout::expert_major, by_rank = c.layout == MoeLayout::rank_major;
   compare(rank, "rows", gpu.rows, host.rows, 0, 1, 4);
+  if (c.options.host_counts)
+    expect(gpu.rows_now == static_cast<std::size_t>(*host.rows), "rows_now is wrong");
   compare(rank, "dropped", gpu.dropped, host.dropped, 0, 1, 4);
   compare(rank, "counts", gpu.counts, host.counts, 0, local, 4);
   compare(rank, "offsets", gpu.offsets, host.offsets, 0, local + 1, 4);
@@ -299,6 +302,16 @@ struct Pair {
     return seed == 0 ? c.max_tokens
                      : (seed * 31 + static_cast<unsigned>(rank.rank) * 17) % (c.most_of(seed) + 1);
   }
+  MoeReceived dispatched(const MoeTokens& tokens, const std::optional<MoeHandle>& handle) {
+    if (!c.two_steps) return gpu.dispatch(tokens, handle);
+    gpu.dispatch_begin(tokens, handle);
+    return gpu.dispatch_end();
+  }
+  void combine(const MoeOutputs& outputs, const MoeHandle& handle) {
+    if (!c.two_steps) return gpu.combine(outputs, handle);
+    gpu.combine_begin(outputs, handle);
+    gpu.combine_end();
+  }
   // Dispatches by both, and compares.
   void dispatch(unsigned seed, const std::optional<std::pair<MoeHandle, MoeHandle>>& kept = std::nullopt) {
     const std::size_t n = kept ? host.tokens_of(kept->first) : tokens_of(seed);
@@ -310,7 +323,7 @@ struct Pair {
     rank.doing = "host dispatch " + std::to_string(seed);
     const MoeReceived right = host.dispatch(here, kept ? std::optional(kept->first) : std::nullopt);
     rank.doing = "dispatch " + std::to_string(seed);
-    const MoeReceived seen = gpu.dispatch(there, kept ? std::optional(kept->second) : std::nullopt);
+    const MoeReceived seen = dispatched(there, kept ? std::optional(kept->second) : std::nullopt);
     rank.doing = "comparing dispatch " + std::to_string(seed);
     compare(rank, c, gpu, seen, right);
     handles = {right.handle, seen.handle};
@@ -342,7 +355,7 @@ struct Pair {
     outputs.stream = rank.stream;
     if (with_bias) outputs.bias = bias;
     if (own_weights) outputs.weights = reinterpret_cast<const float*>(row_weights);
-    gpu.combine(outputs, of.second);
+    combine(outputs, of.second);
     compare_sums(rank.read(out, n * width * size(dtype)), right, n * width, dtype);
   }
   void round(unsigned seed) {

@@ -46,6 +46,11 @@ def test_few_tokens_by_the_low_latency_kernels(program: Path, case: str, n: int)
     run(program, case, n)
 
 
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+def test_many_tokens_by_copy_engines(program: Path, n: int) -> None:
+    run(program, "copies", n)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("case", ["index", "overflow"])
 def test_wrong_calls_fail_every_rank(program: Path, case: str, n: int) -> None:

@@ -160,7 +160,9 @@ struct Parts {
     const std::int32_t packed = lane() < k ? table<std::int32_t>(work, work.space.homes)[pair] : kNone;
     const Home home(packed);
     const bool here = packed != kNone && home.rank == d.rank;
-    if (!kAlone && packed != kNone && !here) {
+    if (!kAlone && packed != kNone && !here && combine.returned > 0) {
+      from = mine<byte>(work, combine.returned) + (home.rank * d.max_tokens + home.position) * combine.bytes;
+    } else if (!kAlone && packed != kNone && !here) {
       const std::uint64_t lent = *lent_by(work, d.rank, home.rank, combines);
       const auto first = static_cast<unsigned>(table<std::int32_t>(work, work.space.first_there)[home.rank]);
       from = lent == kPushed
@@ -289,12 +291,13 @@ __device__ void tell_rows(const Work& work, const Combine& combine, std::uint32_
 }
 
 // Pushes each chunk before it sums the one before. Signals count chunks: the last one that is pushed, and
-// rows that are lent, stand for all that would follow.
+// rows that are lent, stand for all that would follow. The hosts signal what copy engines have brought.
 template <class T, int kEach>
 __device__ bool run(const Work& work, const Combine& combine, Rows& rows, std::uint32_t combines) {
   const auto chunks = static_cast<std::uint32_t>(work.space.chunks);
   const std::uint32_t share = work.space.chunk_of(work.tokens);
   const std::uint32_t own = work.tokens > 0 ? (work.tokens + share - 1) / share : 1;
+  const std::uint32_t before = combine.returned > 0 ? combine.chunks_before : combines * chunks;
   std::uint32_t pushed = 0;
   if (combine.push && !combine.lends) pushed = chunks_to_push(work, combine);
   if (combine.push && combine.lends && blockIdx.x == 0) tell_rows(work, combine, combines, chunks);
@@ -305,7 +308,7 @@ __device__ bool run(const Work& work, const Combine& combine, Rows& rows, std::u
         tell_rows(work, combine, combines, c + 1 < pushed ? 1 : chunks - c);
     }
     if (c == 0 || !combine.sum || c > own) continue;
-    if (!hear_all(work, Told::summed, combines * chunks + c)) return false;
+    if (!hear_all(work, combine.returned > 0 ? Told::returned : Told::summed, before + c)) return false;
     sum<T, kEach, false>(work, combine, rows, c - 1, combines);
   }
   return true;
@@ -335,7 +338,7 @@ __global__ void __launch_bounds__(kThreads)
     sum<T, kEach, true>(work, combine, rows, 0, 0);
   } else {
     const std::uint32_t combines = counters(work).combines;
-    if (!run<T, kEach>(work, combine, rows, combines) || !combine.sum) return;
+    if (!run<T, kEach>(work, combine, rows, combines) || !combine.sum || combine.returned > 0) return;
     if (last_block(work, kEndTicket)) end(work, combine, combines);
   }
 }

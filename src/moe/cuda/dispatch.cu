@@ -33,7 +33,8 @@ __device__ std::int32_t row_of(const Work& work, const Home& home) {
 }
 
 // Lists the rows to which a token's row goes: each copy; or each pair at this rank, and one at each other.
-__device__ int find_targets(const Work& work, const Token& token, Targets& targets) {
+__device__ int find_targets(const Work& work, const Dispatch& dispatch, const Token& token,
+                            Targets& targets) {
   bool sends = token.home != kNone;
   Target target{};
   if (work.dims.expert_major()) {
@@ -45,6 +46,10 @@ __device__ int find_targets(const Work& work, const Token& token, Targets& targe
   } else if (sends) {
     const Home home(token.home);
     target = {home.rank, row_of(work, home)};
+    if (dispatch.copies && home.rank != work.dims.rank)  // waits here
+      target = {
+          work.dims.rank,
+          static_cast<std::int32_t>(work.space.leaving + home.rank * work.dims.max_tokens) + home.position};
   }
   const unsigned all = __ballot_sync(kAllLanes, sends);
   if (sends) targets.of[__popc(all & ((1u << lane()) - 1))] = target;
@@ -113,9 +118,9 @@ __device__ void tell_weighted(const Work& work, const Dispatch& dispatch) {
         dispatch.weights ? 1 : 0;
 }
 
-// Waits until every peer has begun this dispatch too, unless the kernel of its routes has done so.
+// Waits until every peer has begun this dispatch too, unless a kernel before has done so.
 __device__ bool begin(const Work& work, const Dispatch& dispatch) {
-  if (!dispatch.routed || work.dims.ranks == 1) return true;
+  if (!dispatch.routed || !dispatch.begins || work.dims.ranks == 1) return true;
   if (blockIdx.x == 0) tell_all(work, Told::begun);
   return hear_all(work, Told::begun, counters(work).dispatches + 1);
 }
@@ -126,15 +131,16 @@ __global__ void __launch_bounds__(kThreads, kScales == MoeScales::none ? 2 : 1)
   __shared__ Targets all_targets[kWarps];
   if (failed(work) || !begin(work, dispatch)) return;
   Targets& targets = all_targets[warp_of_block()];
-  const unsigned segments = segments_of(work.tokens);
-  for (unsigned item = warp_of_grid(); item < work.tokens * segments; item += warps_of_grid()) {
-    const unsigned number = item / segments, segment = item % segments;
+  const unsigned segments = segments_of(dispatch.tokens);
+  for (unsigned item = warp_of_grid(); item < dispatch.tokens * segments; item += warps_of_grid()) {
+    const unsigned number = dispatch.first + item / segments, segment = item % segments;
     const Token token(work, number);
-    const int count = find_targets(work, token, targets);
+    const int count = find_targets(work, dispatch, token, targets);
     if (segment == 0) tell_routes(work, dispatch, token, number);
     send_rows<T, kScales>(work, dispatch, targets, count, number, segment, segments);
     __syncwarp();
   }
+  if (!dispatch.ends) return;
   fill_tables(work, dispatch);
   clear_gaps(work, dispatch);
   tell_weighted(work, dispatch);
@@ -223,7 +229,7 @@ __global__ void __launch_bounds__(kThreads)
     if (item < rows) {
       if (fails) return buffer.await();
       const Token token(work, token_number);
-      const int count = find_targets(work, token, targets);
+      const int count = find_targets(work, dispatch, token, targets);
       if (first == 0) tell_routes(work, dispatch, token, token_number);
       aim(work, targets, count, x.to, x.bytes);
       buffer.await();
@@ -305,6 +311,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ Targets all_targets[kWarps];
   const std::uint32_t landed = counters(work).landed + 1;
   if (failed(work) || !hear_all(work, Told::data, landed)) return;
+  if (dispatch.copies && !hear_all(work, Told::copied, dispatch.copied)) return;
   if (work.dims.expert_major()) fan_out_all(work, dispatch, all_targets[warp_of_block()]);
   if (last_block(work, kEndTicket) && threadIdx.x == 0) counters(work).landed = landed;
 }

@@ -1,11 +1,3 @@
-// The engine on GPUs: the memory that every rank's kernels reach, and the launches.
-//
-// A call only enqueues. What a rank counts lies in its GPU's memory, therefore a CUDA graph of calls may be
-// replayed, and calls outside of it may come between. The slot of a routing and the epoch of received rows
-// are fixed when a call is made. A graph's dispatch therefore writes the same slot and epoch at each replay,
-// as though it were made again. No rank writes rows of a dispatch before every rank has begun that dispatch,
-// on its stream. Received rows are therefore valid until a dispatch begins that has the same epoch: the
-// second after this one in the order in which calls were made, or a replay of one that was made so.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -13,79 +5,12 @@
 
 #include "base/env.hpp"
 #include "cuda/api.hpp"
-#include "moe/cuda/launch.hpp"
-#include "moe/engine.hpp"
+#include "moe/cuda/gpu_engine.hpp"
 #include "moe/told.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono::moe {
-namespace gpu {
-
-Space::Space(const Dims& dims, bool low_latency) {
-  const auto at = [](std::size_t& next, std::size_t bytes) {
-    const std::size_t here = next;
-    next = round_up(next + bytes, 256);
-    return here;
-  };
-  const auto ranks = static_cast<std::size_t>(dims.ranks), k = static_cast<std::size_t>(dims.top_k);
-  const auto local = static_cast<std::size_t>(dims.local_experts);
-  constexpr std::size_t word = sizeof(std::int32_t);
-  chunks = dims.ranks > 1 && dims.max_tokens >= 1024 ? kMostChunks : 1;
-  columns = static_cast<std::size_t>(dims.experts) + ranks * static_cast<std::size_t>(chunks);
-  const bool pairs = dims.expert_major();
-  std::size_t& slot = slot_bytes;
-  matrix = at(slot, ranks * columns * word);
-  topk_idx = at(slot, pairs ? 0 : dims.rows_held * k * word);
-  weights = at(slot, dims.rows_held * (pairs ? 1 : k) * word);
-  weighted = at(slot, ranks * word);
-  pair_rows = at(slot, pairs ? dims.tokens_held * k * word : 0);
-  expert_rows = at(slot, pairs ? 0 : dims.pairs_held * word);
-  row_expert = at(slot, pairs ? dims.rows_held * word : 0);
-  counts = at(slot, local * word);
-  offsets = at(slot, (local + 1) * word);
-  source_rows = at(slot, ranks * word);
-  rows = at(slot, word);
-  dropped = at(slot, word);
-  first_rows = at(slot, ranks * word);
-  first_there = at(slot, ranks * word);
-  experts = at(slot, dims.max_tokens * k * word);
-  places = at(slot, dims.max_tokens * k * word);
-  homes = at(slot, dims.max_tokens * k * word);
-  at(pool_bytes, dims.rows_held * dims.sent_bytes);
-  scales = at(pool_bytes, dims.rows_held * dims.scale_bytes);
-  more = at(pool_bytes, dims.rows_held * dims.more_bytes + kMostMore * 256);
-  if (low_latency) {
-    few_tokens = most_of(dims, kFewRows);
-    few_sums_tokens = most_of(dims, kFewSums);
-    told_lines = lines_of((1 + columns) * sizeof(std::uint16_t));
-    at(told_bytes, ranks * told_lines * kLine);
-    row_lines =
-        lines_of(2 * k * word) +
-        (dims.scales == MoeScales::none ? lines_of(dims.sent_bytes) : units_of(dims.hidden) * kLinesOfUnit) +
-        dims.more_bytes / (kWordsOfLine * 8) + std::min(dims.more_bytes, kMostMore);
-    at(sent_bytes, ranks * few_tokens * row_lines * kLine);
-    sum_lines = lines_of(dims.row_bytes);
-    at(few_sums_bytes, ranks * few_sums_tokens * sum_lines * kLine);
-  }
-  at(sums_bytes, dims.ranks > 1 && few_sums_tokens < dims.max_tokens ? dims.tokens_held * dims.row_bytes : 0);
-  counters = at(bytes, sizeof(Counters));
-  totals = at(bytes, kRouteBlocks * columns * sizeof(std::uint64_t));
-  slots = at(bytes, static_cast<std::size_t>(dims.handles) * slot_bytes);
-  pool = at(bytes, kEpochs * pool_bytes);
-  told = at(bytes, 2 * told_bytes);
-  sent = at(bytes, 2 * sent_bytes);
-  sums = at(bytes, 2 * sums_bytes);
-  few_sums = at(bytes, 2 * few_sums_bytes);
-  lent = at(bytes, 2 * ranks * sizeof(std::uint64_t));
-}
-
-}  // namespace gpu
-
 namespace {
-
-using gpu::Work;
-
-std::uintptr_t number(const void* at) { return reinterpret_cast<std::uintptr_t>(at); }
 
 // Returns the widest word that divides addresses and sizes.
 int word_of(std::uintptr_t all) { return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : all % 2 == 0 ? 2 : 1; }
@@ -105,92 +30,14 @@ Failure explain(const device::Failure& record) {
 }
 
 constexpr std::size_t kTokensOfRoute = 256;  // that a block of the kernel of routes takes, if they are few
-constexpr int kBlocksOfFew = 64;  // so that some send while others tell, and some push while others sum
-constexpr std::size_t kEntries = std::size_t{4} * gpu::kThreads;  // of tables, that a block fills
 
 // Returns the layout of a moe on a GPU whose blocks have so much shared memory.
-gpu::Space space_of(const Dims& dims, std::size_t shared) {
+gpu::Space space_of(const Dims& dims, std::size_t shared, bool copies) {
   if (dims.ranks > 1 && env().moe_low_latency)
-    if (const gpu::Space few(dims, true); gpu::low_latency_shared_bytes(dims, few) <= shared) return few;
-  return {dims, false};
+    if (const gpu::Space few(dims, true, copies); gpu::low_latency_shared_bytes(dims, few) <= shared)
+      return few;
+  return {dims, false, copies};
 }
-
-class GpuEngine final : public Engine {
- public:
-  GpuEngine(Communicator::Impl& impl, const Dims& dims, bool host_counts);
-  ~GpuEngine() override {
-    if (rows_now_) cudaFreeHost(rows_now_);
-  }
-
-  void begin_dispatch(const MoeTokens& tokens, int slot, bool routed, bool whole) override;
-  void end_dispatch(MoeReceived& received) override;
-  void begin_combine(const MoeOutputs& outputs, int slot, bool whole) override;
-  void end_combine() override;
-
- private:
-  void load();
-  void lay_payloads(const MoeTokens& tokens);
-  std::size_t offset(const void* of_mine) const { return number(of_mine) - number(work_.own); }
-  template <class T>
-  T* mine(std::size_t offset) const {
-    return reinterpret_cast<T*>(work_.own + offset);
-  }
-  template <class T>
-  T* table(std::size_t offset) const {
-    return mine<T>(work_.slot + offset);
-  }
-  // Compares the ranks' dispatches, in a communicator that checks calls. Waits for the ranks' hosts.
-  void compare(const MoeTokens& tokens, int slot, bool routed);
-  // A routing that is kept: this rank's tokens, and the most of any rank.
-  struct Routing {
-    std::uint32_t tokens = 0;
-    std::size_t most = 0;
-  };
-  // Begins a call on its stream.
-  void take(int slot);
-  // Returns the blocks of a kernel that moves rows. With one rank nothing waits: as many as there is room
-  // for.
-  int blocks(int of_sm) const { return work_.dims.ranks == 1 ? sms_ * of_sm : most_blocks_; }
-  // Returns how many blocks have work if each takes `each` items. Few blocks meet sooner than many.
-  static int blocks_of(std::size_t items, std::size_t each) {
-    return static_cast<int>(std::clamp<std::size_t>((items + each - 1) / each, 1, 1 << 16));
-  }
-  int blocks_to_route() const;
-  int blocks_to_send() const;
-  // A token keeps a block busy: its row goes in as many segments as a block has warps.
-  int blocks_for_rows() const { return std::min(most_blocks_, blocks_of(rows_to_come(), 1)); }
-  std::size_t rows_to_come() const { return most_ * static_cast<std::size_t>(work_.dims.ranks); }
-  // Whether the kernels for few tokens run. A row that comes keeps a block busy.
-  bool few() const { return most_ <= work_.space.few_tokens; }
-  bool few_sums() const { return most_ <= work_.space.few_sums_tokens; }
-  bool lends(const MoeOutputs& outputs) const;
-  // Returns how many entries of tables a new routing fills where no token goes.
-  std::size_t entries_to_fill() const;
-  int blocks_for_few(std::size_t entries = 0) const {
-    return std::min(most_blocks_,
-                    std::max({kBlocksOfFew, blocks_of(rows_to_come(), 1), blocks_of(entries, kEntries)}));
-  }
-  void check(cudaError_t result) const { cuda::check(result, "starting a kernel of a moe"); }
-
-  Communicator::Impl& impl_;
-  const int device_;
-  const bool host_counts_;
-  Work work_;
-  std::shared_ptr<void> memory_;
-  int sms_ = 0, send_blocks_ = 1, sum_blocks_ = 1;  // the last two of an SM
-  bool bulk_ = false;                               // rows can go by bulk copies
-  std::int32_t* rows_now_ = nullptr;                // pinned
-  std::vector<Routing> routings_;                   // of each slot
-
-  // of the phase that has begun
-  gpu::Dispatch dispatch_;
-  gpu::Combine combine_;
-  cudaStream_t stream_ = nullptr;
-  int most_blocks_ = 1;
-  std::size_t most_ = 0;  // tokens of any rank
-  void* out_ = nullptr;
-  bool either_ = false;  // whether tokens of other ranks may have weights
-};
 
 int device_of(Communicator::Impl& impl) {
   if (const auto device = impl.device()) return *device;
@@ -198,36 +45,37 @@ int device_of(Communicator::Impl& impl) {
       "a moe on GPU memory needs a communicator with a GPU: make it with device=, on every rank.");
 }
 
+bool captures(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cuda::check(cudaStreamIsCapturing(stream, &status), "asking a stream whether a graph is captured");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace
+
 GpuEngine::GpuEngine(Communicator::Impl& impl, const Dims& dims, bool host_counts)
-    : impl_(impl),
-      device_(device_of(impl)),
-      host_counts_(host_counts),
-      routings_(static_cast<std::size_t>(dims.handles)) {
+    : impl_(impl), device_(device_of(impl)), routings_(static_cast<std::size_t>(dims.handles)) {
   if (dims.top_k > gpu::kMostTopK || dims.max_tokens > std::size_t{1} << gpu::kPositionBits)
     throw UsageError("top_k=" + std::to_string(dims.top_k) +
                      " and max_tokens=" + std::to_string(dims.max_tokens) +
                      " are too many for GPUs: give at most " + std::to_string(gpu::kMostTopK) + " and 2^24.");
   work_.dims = dims;
   const cuda::OnDevice on(device_);
-  load();
+  load(host_counts && dims.ranks > 1 && !dims.expert_major() && dims.max_tokens >= gpu::kManyTokens);
   AreaParts area = impl.make_area(work_.space.bytes, gpu::kTold * dims.ranks, "a moe", explain);
   memory_ = std::move(area.memory);
   work_.area = area.handle;
   work_.own = static_cast<byte*>(area.handle.memory[dims.rank]);
   work_.status = area.handle.status[dims.rank];
-  if (host_counts_) {
-    void* pinned = nullptr;
-    cuda::check(cudaHostAlloc(&pinned, sizeof *rows_now_, cudaHostAllocPortable), "pinning memory");
-    rows_now_ = static_cast<std::int32_t*>(pinned);
-  }
+  if (host_counts) copies_ = std::make_unique<Copies>(work_);
 }
 
-void GpuEngine::load() {
+void GpuEngine::load(bool copies) {
   int shared = 0;
   cuda::check(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, device_), "asking for SMs");
   cuda::check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_),
               "asking for shared memory");
-  work_.space = space_of(work_.dims, static_cast<std::size_t>(shared));
+  work_.space = space_of(work_.dims, static_cast<std::size_t>(shared), copies);
   if (gpu::route_shared_bytes(work_.space) > static_cast<std::size_t>(shared))
     throw UsageError("num_experts=" + std::to_string(work_.dims.experts) + " on " +
                      std::to_string(work_.dims.ranks) +
@@ -244,6 +92,7 @@ void GpuEngine::load() {
 
 void GpuEngine::take(int slot) {
   const Routing& routing = routings_[static_cast<std::size_t>(slot)];
+  slot_ = slot;
   work_.slot = work_.space.slot(slot);
   work_.tokens = routing.tokens;
   most_ = routing.most;
@@ -270,7 +119,9 @@ void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, b
   take(slot);
   work_.epoch = 1 - work_.epoch;
   dispatch_ = {};
+  dispatch_.tokens = work_.tokens;
   dispatch_.routed = routed;
+  dispatch_.copies = many() && !whole;
   dispatch_.lands = whole && work_.dims.ranks > 1 && (few() || !work_.dims.expert_major());
   dispatch_.weights = tokens.weights;
   dispatch_.topk_idx = tokens.topk_idx;
@@ -282,6 +133,7 @@ void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, b
   if (!routed)
     check(
         gpu::route(work_, tokens.topk_idx, tokens.index, std::min(most_blocks_, blocks_to_route()), stream_));
+  if (dispatch_.copies) return send_by_copies();
   check(gpu::send(work_, dispatch_, std::min(blocks(send_blocks_), blocks_to_send()), stream_));
 }
 
@@ -327,7 +179,7 @@ void GpuEngine::lay_payloads(const MoeTokens& tokens) {
     all.of[all.count++] = {static_cast<const byte*>(more.data), to,
                            static_cast<std::uint32_t>(more.row_bytes),
                            word_of(number(more.data) | more.row_bytes)};
-    to += round_up(d.rows_held * more.row_bytes, 256);
+    to += round_up(work_.space.pool_rows * more.row_bytes, 256);
   }
 }
 
@@ -361,11 +213,10 @@ void GpuEngine::end_dispatch(MoeReceived& received) {
   }
   received.rows = table<std::int32_t>(s.rows);
   received.dropped = table<std::int32_t>(s.dropped);
-  if (!host_counts_) return;
-  cuda::check(cudaMemcpyAsync(rows_now_, received.rows, sizeof *rows_now_, cudaMemcpyDeviceToHost, stream_),
-              "copying the number of rows");
-  impl_.synchronize(stream_);
-  received.rows_now = static_cast<std::size_t>(*rows_now_);
+  if (!copies_) return;
+  if (dispatch_.copies) copies_->join(stream_);
+  else if (!dispatch_.routed) know_counts();
+  received.rows_now = copies_->rows(slot_);
 }
 
 // Rows in the area can be read by peers. With expert_major they would read several for each sum.
@@ -391,8 +242,10 @@ void GpuEngine::begin_combine(const MoeOutputs& outputs, int slot, bool whole) {
                               outputs.row_bytes) == 16,
               .push = true,
               .sum = whole,
-              .lends = lends(outputs),
               .few = few()};
+  // a graph is not to hold the counts of this call
+  if (many() && !whole && !captures(stream_)) return return_by_copies();
+  combine_.lends = lends(outputs);
   if (few_sums()) check(gpu::low_latency_combine(work_, combine_, blocks_for_few(), stream_));
   else if (work_.dims.ranks > 1) check(gpu::combine(work_, combine_, blocks_for_rows(), stream_));
 }
@@ -406,9 +259,8 @@ void GpuEngine::end_combine() {
   if (few_sums()) return check(gpu::low_latency_combine(work_, combine_, blocks_for_few(), stream_));
   const int most = work_.dims.ranks == 1 ? blocks(sum_blocks_) : blocks_for_rows();
   check(gpu::combine(work_, combine_, most, stream_));
+  if (combine_.returned > 0) copies_->join(stream_);
 }
-
-}  // namespace
 
 std::unique_ptr<Engine> make_gpu_engine(Communicator::Impl& impl, const Dims& dims, bool host_counts) {
   return std::make_unique<GpuEngine>(impl, dims, host_counts);

@@ -35,9 +35,14 @@ UNISONO_PORTABLE constexpr std::size_t units_of(std::size_t hidden) {
   return (scales::blocks_of(hidden) + kBlocksOfUnit - 1) / kBlocksOfUnit;
 }
 
-// The signals of an area, one for each source rank and kind.
-enum class Told : int { begun, data, summed, taken, few_summed };
-inline constexpr int kTold = 5;
+// Copy engines bring the rows of a call in two steps (dispatch_begin) if a rank has so many tokens, they need
+// no sum at their receiver (flat, rank_major), and the host is to know the counts.
+inline constexpr std::size_t kManyTokens = 2048;
+inline constexpr std::uint32_t kChunksOfCopy = 2;  // that are copied at once
+
+// The signals of an area, one for each source rank and kind. The last two are counted by the hosts.
+enum class Told : int { begun, data, summed, taken, few_summed, copied, returned };
+inline constexpr int kTold = 7;
 inline constexpr std::uint64_t kPushed = ~std::uint64_t{0};  // a rank pushes its sums, and lends no rows
 
 // Counters of this rank. They lie in the GPU's memory: a graph that is replayed goes on with them.
@@ -53,8 +58,8 @@ enum Ticket : int { kEndTicket, kSentTicket, kChunkTicket };  // kChunkTicket: a
 // Offsets in every rank's area. A slot has a routing: first what peers write there, then what is this rank's.
 struct Space {
   Space() = default;
-  // low_latency: there is room for the low-latency kernels.
-  Space(const Dims& dims, bool low_latency);
+  // low_latency: there is room for the low-latency kernels. copies: and for the form by copy engines.
+  Space(const Dims& dims, bool low_latency, bool copies);
   // Returns the most tokens of a rank of which at most `rows` rows can be expected.
   static std::size_t most_of(const Dims& dims, std::size_t rows) {
     const auto copies = static_cast<std::size_t>(dims.ranks < dims.top_k ? dims.ranks : dims.top_k);
@@ -85,8 +90,12 @@ struct Space {
   std::size_t totals = 0;    // [kRouteBlocks, columns] u64: what each block of the route kernel has counted
   std::size_t slots = 0, slot_bytes = 0;
   std::size_t pool = 0, pool_bytes = 0, scales = 0, more = 0;  // the last two within a pool
+  // The rows of each array of a pool. With copy engines, those that have come are followed by rows that wait
+  // to be fetched, [ranks, max_tokens] by receiver.
+  std::size_t pool_rows = 0, leaving = 0;
   std::size_t sums = 0, sums_bytes = 0;  // twice [ranks, max_tokens, row]: what peers have summed
   std::size_t lent = 0;  // twice [ranks] u64: where in its area a peer lends its rows, or kPushed
+  std::size_t returned = 0, returned_bytes = 0;  // copy engines (0: never): as sums
   // Low-latency, of at most few_tokens (0: never) of a rank: twice [ranks, told_lines], what peers have
   // counted; twice [ranks, few_tokens, row_lines], their rows; of at most few_sums_tokens twice [ranks,
   // few_sums_tokens, sum_lines], what peers have summed.
@@ -139,15 +148,19 @@ struct Payloads {
 
 struct Dispatch {
   Payloads payloads;
-  bool routed = false;             // the slot has the routing already
-  bool lands = false;              // the kernel that sends also waits for the peers' rows
-  bool sends = true;               // low-latency: the kernel sends, and does not only land
-  bool wide = false;               // with scales: x can be read by words of 16 bytes
-  bool wide_index = false;         // topk_idx is of 64 bits
-  const void* topk_idx = nullptr;  // low-latency: [tokens, top_k]
-  bool bulk = false;               // rows of x go by bulk copies
-  const float* weights = nullptr;  // [tokens, top_k], or null
-  byte* out = nullptr;             // to which rows of x are copied in the end, or null
+  std::uint32_t first = 0, tokens = 0;  // that the launch sends
+  bool begins = true, ends = true;      // it is the first of the call, and the last
+  bool copies = false;                  // copy engines bring rows to the peers
+  std::uint32_t copied = 0;             // signals of kind `copied`, when all rows have come
+  bool routed = false;                  // the slot has the routing already
+  bool lands = false;                   // the kernel that sends also waits for the peers' rows
+  bool sends = true;                    // low-latency: the kernel sends, and does not only land
+  bool wide = false;                    // with scales: x can be read by words of 16 bytes
+  bool wide_index = false;              // topk_idx is of 64 bits
+  const void* topk_idx = nullptr;       // low-latency: [tokens, top_k]
+  bool bulk = false;                    // rows of x go by bulk copies
+  const float* weights = nullptr;       // [tokens, top_k], or null
+  byte* out = nullptr;                  // to which rows of x are copied in the end, or null
 };
 
 struct Combine {
@@ -161,6 +174,8 @@ struct Combine {
   bool push = false, sum = false;  // the steps that the kernel makes
   bool lends = false;              // y lies in this rank's area: peers read its rows there
   bool few = false;                // a low-latency dispatch has set the routing: its tokens are one chunk
+  std::size_t returned = 0;        // where copy engines bring the peers' rows; 0: the peers push or lend them
+  std::uint32_t chunks_before = 0;  // signals of kind `returned` before this combine's
 };
 
 // A kernel's reason why a call cannot be, in device::Failure::problem.
