@@ -95,7 +95,8 @@ void run_apart(Communicator::Impl& impl, cuda::Engine& engine, const Task& task)
   finish(engine, task, sums);
 }
 
-// How a row is cut among the blocks of a cluster: the elements of a block, and the blocks.
+// How a row is cut among the blocks of a cluster: the elements of a block, and the blocks. Clusters that
+// leave a quarter of the blocks free are faster than twice as large ones (docs/notes/fused.md).
 struct Cut {
   unsigned part, cluster;
 };
@@ -103,7 +104,7 @@ Cut cut(const Task& task, std::size_t rows, std::size_t most_blocks) {
   const std::size_t element = size_of(task.call.dtype), hidden = task.call.hidden;
   for (unsigned cluster = 8;; cluster /= 2) {
     const std::size_t part = round_up((hidden + cluster - 1) / cluster, scales::kBlock);
-    const bool pays = rows * cluster <= most_blocks && part * element >= kLeastPart;
+    const bool pays = 4 * rows * cluster <= 3 * most_blocks && part * element >= kLeastPart;
     if (cluster == 1 || (pays && (cluster - 1) * part < hidden))
       return {static_cast<unsigned>(part), cluster};
   }
