@@ -5,11 +5,8 @@
 #include "cuda/api.hpp"
 
 namespace unisono::moe {
-namespace {
 
-constexpr std::size_t kWord = sizeof(std::uint32_t);
-
-}  // namespace
+static constexpr std::size_t kWord = sizeof(std::uint32_t);
 
 Copies::Copies(const gpu::Work& work)
     : dims_(work.dims), space_(work.space), kept_(static_cast<std::size_t>(work.dims.handles)) {

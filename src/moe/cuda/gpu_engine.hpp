@@ -5,7 +5,8 @@
 // are fixed when a call is made. A graph's dispatch therefore writes the same slot and epoch at each replay,
 // as though it were made again. No rank writes rows of a dispatch before every rank has begun that dispatch,
 // on its stream. Received rows are therefore valid until a dispatch begins that has the same epoch: the
-// second after this one in the order in which calls were made, or a replay of one that was made so.
+// second after this one in the order in which calls were made, or a replay of one that was made so. With
+// host_counts a dispatch waits for the counts of its routing.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +49,8 @@ class GpuEngine final : public Engine {
   }
   // Whether copy engines can bring the rows of the routing's tokens.
   bool many() const { return work_.space.returned > 0 && most_ >= gpu::kManyTokens; }
-  // Sends tokens in groups of chunks: copy engines bring one while the next is made ready.
+  // Sends tokens in groups of chunks: copy engines bring one while the next is made ready. Returns y from
+  // where it lies.
   void send_by_copies();
   void return_by_copies();
   // Waits for the counts of a routing whose kernel is on the stream.
