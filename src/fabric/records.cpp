@@ -5,6 +5,7 @@
 #include <mutex>
 #include <type_traits>
 
+#include "base/bytes.hpp"
 #include "base/deadline.hpp"
 #include "base/failure.hpp"
 #include "fabric/fabric_group.hpp"
@@ -14,12 +15,11 @@
 namespace unisono::fabric {
 namespace {
 
-constexpr std::size_t kMostPiece = std::size_t{32} << 10;
 using Length = std::uint64_t;  // bytes of a record, before it in its piece
 
 FabricEndpoint::Settings settings(int ranks, double timeout_s) {
   FabricEndpoint::Settings made = settings_of({.channels = 1}, ranks, false, timeout_s);
-  made.chunk_bytes = std::min(made.chunk_bytes, kMostPiece);
+  made.chunk_bytes = std::max(round_up(made.chunk_bytes / 2, kAlign), FabricEndpoint::kLeastChunk);
   return made;
 }
 
