@@ -19,7 +19,8 @@
 
 namespace unisono::test {
 
-constexpr const char* kFabric = "/fabric";  // behind a layout: over the fabric's transport
+// Behind a layout: over the fabric's transport, or over one between threads that has only records.
+constexpr const char *kFabric = "/fabric", *kRecords = "/records";
 inline int ranks_of(const std::string& layout) {
   return static_cast<int>(std::min(layout.find('/'), layout.size()));
 }
@@ -41,6 +42,7 @@ inline void on_layout(const std::string& layout, const Communicator::Options& op
   const int n = ranks_of(layout);
   const bool over_fabric = layout.ends_with(kFabric);
   post->room = room;
+  post->records_only = layout.ends_with(kRecords);
   const auto bootstraps = thread_bootstraps(n, std::chrono::seconds(120));
   auto rank = [&](int r) {
     try {

@@ -24,7 +24,7 @@ constexpr int kSizesNumber = static_cast<int>(std::size(kSizes));
 // A letter for each rank, which names its node.
 class Messages : public OnLayout {};
 class TwoRanks : public OnLayout {};
-INSTANTIATE_TEST_SUITE_P(Nodes, TwoRanks, testing::Values("aa", "ab", "ab/fabric"));
+INSTANTIATE_TEST_SUITE_P(Nodes, TwoRanks, testing::Values("aa", "ab", "ab/records", "ab/fabric"));
 
 // Every rank has all sizes under way to every rank, itself too. Receives come in another order of tags.
 TEST_P(Messages, ManyAreUnderWay) {
@@ -121,7 +121,8 @@ TEST_P(Messages, LargeOnesFromSymmetricMemory) {
 
 INSTANTIATE_TEST_SUITE_P(Nodes, Messages,
                          testing::Values("a", "aa", "aaa", "aaaa", "aaaaa", "aaaaaaaa", "ab", "aab", "abab",
-                                         "abcab", "ab/fabric", "abcab/fabric"));
+                                         "abcab", "ab/records", "abcab/records", "ab/fabric",
+                                         "abcab/fabric"));
 
 TEST_P(TwoRanks, AWaitingReceiveHoldsUpNoCall) {
   on_layout(GetParam(), [](Communicator& comm) {

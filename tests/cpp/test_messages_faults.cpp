@@ -66,7 +66,7 @@ TEST(Message, OverATransportWithoutRecordsIsRefused) {
 
 // On one node and on two, by a transport between threads and by the fabric's.
 class Faults : public OnLayout {};
-INSTANTIATE_TEST_SUITE_P(Nodes, Faults, testing::Values("aa", "ab", "ab/fabric"));
+INSTANTIATE_TEST_SUITE_P(Nodes, Faults, testing::Values("aa", "ab", "ab/records", "ab/fabric"));
 
 TEST_P(Faults, ALongerOneIsAnErrorOnBothRanks) {
   for (const std::size_t bytes : {std::size_t{10}, std::size_t{100000}}) {
