@@ -256,7 +256,7 @@ The call may return before the peer's call, or wait for it: size, plan, machine 
 must use send_recv or batch_send_recv.
 
 A message with a tag passes by all other calls, and any number may be under way. Both ranks are on one machine, or on several
-that MPI joins, and x is in host memory. A small one is sent at once, a larger one when its recv has come.
+that MPI, gloo or the fabric joins, and x is in host memory. A small one is sent at once, a larger one when its recv has come.
 
 Args:
     x: any shape.

@@ -1,5 +1,6 @@
 // The transports between nodes that Python makes.
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -40,6 +41,53 @@ bool PythonExchange::test() {
 std::vector<int> PythonExchange::open() {
   const std::scoped_lock lock(mutex_);
   return peers_;
+}
+
+void PythonRecords::arrived(int source, std::span<const std::byte> record) {
+  const std::scoped_lock lock(mutex_);
+  arrived_.emplace_back(source, std::vector<std::byte>(record.begin(), record.end()));
+}
+
+void PythonRecords::sent(int to) {
+  const std::scoped_lock lock(mutex_);
+  if (std::size_t& count = under_way_[to]; count > 0) --count;
+}
+
+void PythonRecords::fail(int peer, const std::string& why) {
+  const std::scoped_lock lock(mutex_);
+  if (!error_) error_.emplace(peer, why);
+}
+
+bool PythonRecords::send(int to, std::span<const std::byte> head, std::span<const std::byte> data) {
+  {
+    const std::scoped_lock lock(mutex_);  // which nobody holds who waits for the GIL
+    if (error_) throw TransportError(*error_);
+    std::size_t& count = under_way_[to];
+    if (count >= kMostUnderWay) return false;
+    ++count;
+  }
+  const nb::gil_scoped_acquire gil;
+  std::string record(reinterpret_cast<const char*>(head.data()), head.size());
+  record.append(reinterpret_cast<const char*>(data.data()), data.size());
+  (*transport_).attr("send_record")(to, nb::bytes(record.data(), record.size()));
+  return true;
+}
+
+std::size_t PythonRecords::under_way(int to) {
+  const std::scoped_lock lock(mutex_);
+  if (error_) throw TransportError(*error_);
+  return under_way_[to];
+}
+
+// What has come before a peer was lost may still be taken.
+std::optional<int> PythonRecords::take(std::vector<std::byte>& record) {
+  const std::scoped_lock lock(mutex_);
+  if (arrived_.empty() && error_) throw TransportError(*error_);
+  if (arrived_.empty()) return {};
+  const int source = arrived_.front().first;
+  record = std::move(arrived_.front().second);
+  arrived_.pop_front();
+  return source;
 }
 
 namespace {
@@ -119,6 +167,15 @@ std::unique_ptr<Transport::Pending> PythonTransport::exchange(std::span<const Ou
   return std::make_unique<SharedExchange>(std::move(begun));
 }
 
+Transport::Records* PythonTransport::records() {
+  const nb::gil_scoped_acquire gil;
+  if (!records_ && nb::hasattr(*object_, "send_record")) {
+    records_ = std::make_shared<PythonRecords>(object_);
+    object_->attr("carry")(records_);
+  }
+  return records_.get();
+}
+
 void PythonTransport::tell(const std::string& failure) noexcept {
   const nb::gil_scoped_acquire gil;
   try {
@@ -162,6 +219,18 @@ void bind_transports(nb::module_& module) {
            "Ends the exchange: the peer is lost. why: the library's words.")
       .def("other_length", &PythonExchange::other_length, "peer"_a, "sent"_a, "expected"_a,
            "Ends the exchange: the peer's message has `sent` bytes instead of `expected`.");
+  nb::class_<PythonRecords>(module, "Records",
+                            "The records of a transport; see unisono.transport.RecordTransport.")
+      .def(
+          "arrived",
+          [](PythonRecords& records, int source, const nb::bytes& record) {
+            records.arrived(source, {static_cast<const std::byte*>(record.data()), record.size()});
+          },
+          "source"_a, "record"_a, "Says that a record has come.")
+      .def("sent", &PythonRecords::sent, "to"_a,
+           "Says that the oldest record to a rank needs this process no more.")
+      .def("fail", &PythonRecords::fail, "peer"_a, "why"_a,
+           "Says that a peer is lost. why: the library's words.");
   module.def("mpi_transport", &mpi_transport, "bootstrap"_a,
              "Returns a transport over the communicator of an MpiBootstrap, which ends with the transport.");
   module.def(

@@ -28,6 +28,8 @@ function(add_fabric_lane library)
     src/fabric/memory.cpp
     src/fabric/port.cpp
     src/fabric/provider.cpp
+    src/fabric/records.cpp
+    src/fabric/settings.cpp
     src/fabric/shm_file.cpp
     src/fabric/watchdog.cpp
   )

@@ -128,11 +128,11 @@ class UNISONO_API Communicator {
   void recv(const Call& call, int from);
 
   // Messages with tags, 0 or more, on host memory, between ranks of one machine or of several whose transport
-  // has records, as MPI's does. They pass by all other calls, and do not take turns with them. A receive
-  // takes the first message of its tag from that rank, or from any (kAnySource), that no receive before has
-  // taken. Any number may be under way between two ranks. The receive's count is the most; a longer message
-  // fails the communicator. A small message is sent at once, a larger one when its receive has come. Messages
-  // without a tag are apart.
+  // has records (MPI, gloo and the fabric). They pass by all other calls, and do not take turns with them. A
+  // receive takes the first message of its tag from that rank, or from any (kAnySource), that no receive
+  // before has taken. Any number may be under way between two ranks. The receive's count is the most; a
+  // longer message fails the communicator. A small message is sent at once, a larger one when its receive has
+  // come. Messages without a tag are apart.
   static constexpr int kAnySource = -1;
   void send(const Call& call, int to, int tag);
   Received recv(const Call& call, int from, int tag);

@@ -81,6 +81,9 @@ class UNISONO_API Transport {
   class Records {
    public:
     virtual ~Records() = default;
+    // Returns the most bytes of a record's data. Its head has at most kMostHead.
+    static constexpr std::size_t kMostHead = 64;
+    virtual std::size_t most_bytes() const { return 4000; }
     // Sends the head and the data as one record, of which it keeps a copy. Returns false if too many to that
     // rank are under way: the caller tries again.
     virtual bool send(int to, std::span<const std::byte> head, std::span<const std::byte> data) = 0;
@@ -89,9 +92,10 @@ class UNISONO_API Transport {
     // Takes the next record that has come, of any rank. Returns its sender, or nothing if there is none.
     virtual std::optional<int> take(std::vector<std::byte>& record) = 0;
     // Begin a long message from memory to memory, as `exchange` does. Order: both ranks begin the long
-    // messages between them in the same order.
-    virtual std::unique_ptr<Pending> send_long(const Outgoing& message) = 0;
-    virtual std::unique_ptr<Pending> receive_long(const Incoming& message) = 0;
+    // messages between them in the same order. Return null, on every rank, if the transport does not do so: a
+    // long message then goes in records.
+    virtual std::unique_ptr<Pending> send_long(const Outgoing& message) { return (void)message, nullptr; }
+    virtual std::unique_ptr<Pending> receive_long(const Incoming& message) { return (void)message, nullptr; }
   };
 
   virtual ~Transport() = default;

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from .errors import ResourceError, TimeoutError, UnisonoError, UsageError
 from .machine import network
+from .sockets import RecordSockets
 from .transport import Message
 
 __all__ = ["INTERFACE_VARIABLE", "LOOPBACK", "GlooTransport", "make_group", "make_store"]
@@ -61,8 +62,7 @@ def make_group(
             f"PyTorch, whose gloo carries data between nodes, cannot be imported ({error}): install torch, "
             "or start the ranks with mpiexec and mpi4py."
         ) from error
-    one_network = len(set(all_gather(network().encode()))) == 1
-    address = LOOPBACK if one_network else _address()
+    address = _reached_address(all_gather)
     limit = timedelta(seconds=timeout_s)
     try:
         store = make_store(rank, all_gather, limit, address)
@@ -83,6 +83,12 @@ def make_group(
 
 def _timed_out(text: str) -> bool:
     return "timed out" in text.lower() or "timeout" in text.lower()
+
+
+def _reached_address(all_gather: Callable[[bytes], list[bytes]]) -> str:
+    """Returns this host's address, which all ranks reach. Collective. Raises UsageError if there is none."""
+    one_network = len(set(all_gather(network().encode()))) == 1
+    return LOOPBACK if one_network else _address()
 
 
 def _address() -> str:
@@ -114,7 +120,8 @@ class GlooTransport:
     """Carries messages over a process group of all ranks. A thread waits: gloo's wait cannot be polled.
 
     Each message is two messages of gloo, the length and the bytes: gloo ends the process if a receive has
-    another length than its send. See `unisono.transport.Transport`.
+    another length than its send. Records go over sockets: gloo cannot end a wait for a message that may never
+    come. See `unisono.transport.RecordTransport`.
     """
 
     name = "gloo"
@@ -126,6 +133,21 @@ class GlooTransport:
         self._group, self._store = make_group(
             bootstrap.rank, bootstrap.size, bootstrap.all_gather, self._limit.total_seconds()
         )
+        try:
+            self._sockets = RecordSockets(
+                bootstrap.rank,
+                bootstrap.size,
+                bootstrap.all_gather,
+                _reached_address(bootstrap.all_gather),
+                self._limit.total_seconds(),
+            )
+        except OSError as error:
+            raise ResourceError(
+                f"rank {bootstrap.rank} cannot connect with the others ({error}): see that all nodes reach "
+                f"each other, and set {INTERFACE_VARIABLE} to the interface between them."
+            ) from error
+        self.carry = self._sockets.carry
+        self.send_record = self._sockets.send_record
         self._heard: str | None = None
         self._busy = False  # an exchange is under way, or has failed
         self._closed = threading.Event()
@@ -212,6 +234,7 @@ class GlooTransport:
             return
         self._closed.set()
         self._jobs.put(None)
+        self._sockets.close()
         if self._busy:
             with contextlib.suppress(RuntimeError):
                 self._group.shutdown()  # ends the thread's waits

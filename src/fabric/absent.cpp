@@ -1,6 +1,7 @@
 // Replaces the fabric backend in a build without libfabric.
 #include "core/backend.hpp"
 #include "fabric/communicator.hpp"
+#include "fabric/records.hpp"
 #include "unisono/error.hpp"
 
 namespace unisono {
@@ -17,6 +18,7 @@ namespace {
 std::unique_ptr<Communicator::Impl> fabric::make_communicator(Bootstrap&, const Communicator::Options&) {
   absent();
 }
+std::unique_ptr<fabric::Records> fabric::make_records(Bootstrap&, double) { absent(); }
 void fabric::set_library_defaults() {}
 std::vector<FabricProvider> fabric_providers() { absent(); }
 FabricProvider fabric_provider(const std::string&) { absent(); }

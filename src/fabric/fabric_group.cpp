@@ -254,7 +254,7 @@ void FabricGroup::look_for_failure() {
     ~End() { group.ended(); }
   } const end{*this};
   lane_->progress();
-  look(-1, 0, [] { return false; });
+  look();
 }
 
 void FabricGroup::record(FailureKind kind, const std::string& text) {
@@ -285,6 +285,11 @@ void FabricGroup::heed(int rank) {
   failure_ = Failure{kind, text.substr(std::min<std::size_t>(text.size(), 1))};
   lane_->abandon();
   check();
+}
+
+void FabricGroup::heed() {
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_) heed(r);
 }
 
 bool FabricGroup::gone_for_good(int rank, int awaited) {

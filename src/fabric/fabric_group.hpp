@@ -41,6 +41,11 @@ class FabricGroup {
   void ended() noexcept;
   // Looks at the peers. Throws the group's failure, if any. From any thread; a call under way looks itself.
   void look_for_failure();
+  // Look at the peers, and at the failures that they have told, within a call. Throw the group's failure.
+  void look() {
+    look(-1, 0, [] { return false; });
+  }
+  void heed();
   // Lets the group fail at this rank's next check or look, with the first recorded text. From any thread.
   void record(FailureKind kind, const std::string& text);
   // Fails the group and throws. Tells the peers that can be reached, which fail with the same text.

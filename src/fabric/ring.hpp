@@ -14,6 +14,10 @@ class RingChannel {
   FabricEndpoint& lane;
 
   std::size_t capacity() const { return lane.chunk_bytes(); }
+  // Returns how many pieces the peer has certainly taken: it tells of them by halves of the ring.
+  std::uint64_t released(int peer) const { return lane.credits(peer) * kHalf; }
+  // Returns whether there is room for a piece, so that `reserve` does not wait.
+  bool has_room(int peer) const { return lane.pieces_given(peer) < released(peer) + 2 * kHalf; }
 
   Dst reserve(int peer, std::size_t) {
     wait_for_room(peer);
@@ -55,7 +59,6 @@ class RingChannel {
   static constexpr std::uint64_t kHalf = FabricEndpoint::kChunks / 2;
   // Longer than a piece takes to come from a peer that sends and receives too.
   static constexpr std::chrono::milliseconds kSoon{1};
-  bool has_room(int peer) const { return lane.pieces_given(peer) < (lane.credits(peer) + 2) * kHalf; }
   void wait_for_room(int peer) {
     lane.await(peer, [&] { return has_room(peer); });
   }

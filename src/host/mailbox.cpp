@@ -20,8 +20,6 @@ constexpr std::size_t kMostPart = std::size_t{16} << 10;  // bytes of a record's
 constexpr std::size_t kRecord = 64;                       // records begin at multiples
 constexpr std::size_t kRoom = std::size_t{64} << 10;      // of a ring, that is taken at once
 constexpr std::size_t kBell = 2 * sizeof(host::Line);     // what lies behind it has lines of its own
-// Bytes of data in a record to another node. MPIs send 4 KiB at once, whatever their receivers do.
-constexpr std::size_t kMostAbroad = 4000;
 
 std::size_t ring_bytes(int ranks) {
   return std::clamp(kRings / static_cast<std::size_t>(ranks) / 4096 * 4096, kLeastRing, kMostRing);
@@ -108,7 +106,7 @@ bool Mailbox::put(int peer, const Head& head, const std::byte* data, std::size_t
 void Mailbox::push(int peer) {
   Outbox& out = outboxes_[static_cast<std::size_t>(peer)];
   if (out.empty()) return;
-  const std::size_t most = near(peer) ? part_bytes(group_.size()) : kMostAbroad;
+  const std::size_t most = near(peer) ? part_bytes(group_.size()) : abroad_->most_bytes;
   bool wrote = false, room = true;
   while (room && !out.answers.empty()) {
     room = put(peer, out.answers.front(), nullptr, 0);
@@ -141,7 +139,8 @@ void Mailbox::push(int peer) {
     letter->moved += bytes;
     if (letter->moved < letter->bytes) continue;
     out.streams.pop_front();
-    complete(letter, rank_);
+    if (near(peer)) complete(letter, rank_);
+    else out.leaving.emplace_back(out.records, letter);
   }
   if (!near(peer)) complete_those_that_left(peer);
   else if (wrote) host::ring(bell(peer));
@@ -207,7 +206,7 @@ void Mailbox::take(int source, const Head& head, std::span<const std::byte> data
       if (found == offered_.end()) return;  // its sender has given up
       const Sent letter = found->second;
       offered_.erase(found);
-      if (!near(source)) return begin_long(letter);
+      if (!near(source) && begin_long(letter)) return;
       letter->other = head.other;
       outboxes_[static_cast<std::size_t>(source)].streams.push_back(letter);
       return;
@@ -240,8 +239,7 @@ void Mailbox::meet(const Sent& letter, int source, const Head& head) {
 // Asks for a message in parts, or as a long one.
 void Mailbox::accept(const Sent& letter) {
   letter->moved = 0;
-  if (near(letter->source)) accepted_[++numbers_] = letter;
-  else begin_long(letter);
+  if (near(letter->source) || !begin_long(letter)) accepted_[++numbers_] = letter;
   outboxes_[static_cast<std::size_t>(letter->source)].answers.push_back(
       {Head::accept, letter->tag, 0, letter->number, numbers_, letter->dtype, Place::kNone});
 }

@@ -7,7 +7,7 @@
 // the sender writes the message in parts. A ring can always be emptied, since a message that no receive waits
 // for is kept on the heap. Whoever waits moves everything of this rank on. While no one waits, a thread of
 // the communicator moves messages that have begun. Between nodes a transport carries the records, and an
-// accepted message as a whole.
+// accepted message as a whole, if it can.
 #pragma once
 
 #include <atomic>
@@ -49,6 +49,7 @@ class Mailbox {
     int rank = 0;  // this rank among all
     double timeout_s = 0;
     std::vector<int> group_number;  // of each of all ranks; -1: it is on another node
+    std::size_t most_bytes = 0;     // of a record's data
     virtual ~Abroad() = default;
     // As Transport::Records.
     virtual bool send(int to, std::span<const std::byte> head, std::span<const std::byte> data) = 0;
@@ -84,6 +85,7 @@ class Mailbox {
     DType dtype;
     std::uint32_t allocation;  // offer: Place::allocation of the sender's memory
   };
+  static_assert(sizeof(Head) <= Transport::Records::kMostHead);
 
   // One writer, one reader. Counts never go back.
   struct Ring {
@@ -171,7 +173,7 @@ class Mailbox {
   [[noreturn]] void no_message(int source);
   void push(int peer);
   void complete_those_that_left(int peer);
-  void begin_long(const Sent& letter);
+  bool begin_long(const Sent& letter);
   void complete_long_ones();
   bool put(int peer, const Head& head, const std::byte* data, std::size_t bytes);
   bool put_abroad(int peer, const Head& head, std::span<const std::byte> data);

@@ -27,11 +27,13 @@ void Mailbox::complete_those_that_left(int peer) {
 }
 
 // Begins an offer that has been accepted. Both ends do so in the order of the acceptances: the sender as they
-// come, the receiver as it sends them.
-void Mailbox::begin_long(const Sent& letter) {
+// come, the receiver as it sends them. Returns false if the transport has only records.
+bool Mailbox::begin_long(const Sent& letter) {
   auto begun = letter->sends ? abroad_->send_long({letter->at, letter->bytes, letter->peer})
                              : abroad_->receive_long({letter->at, letter->expected, letter->source});
+  if (!begun) return false;
   long_.emplace_back(letter, std::move(begun));
+  return true;
 }
 
 void Mailbox::complete_long_ones() {

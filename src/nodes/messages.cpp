@@ -28,6 +28,7 @@ class NodesCommunicator::Abroad final : public Mailbox::Abroad {
   Abroad(NodesCommunicator& of, Transport::Records& records) : of_(of), records_(records) {
     rank = of.rank();
     timeout_s = of.timeout_s_;
+    most_bytes = records.most_bytes();
     for (int r = 0; r < of.size(); ++r) group_number.push_back(of.place_.local_number(r));
   }
   bool send(int to, std::span<const std::byte> head, std::span<const std::byte> data) override {

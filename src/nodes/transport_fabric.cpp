@@ -9,6 +9,7 @@
 
 #include "core/backend.hpp"
 #include "fabric/communicator.hpp"
+#include "fabric/records.hpp"
 #include "unisono/communicator.hpp"
 
 namespace unisono::nodes {
@@ -21,10 +22,14 @@ constexpr std::size_t kAtOnceBytes = 256 << 10;
 // meanwhile.
 class FabricTransport final : public Transport {
  public:
-  explicit FabricTransport(std::unique_ptr<Communicator::Impl> comm) : comm_(std::move(comm)) {}
+  FabricTransport(std::unique_ptr<Communicator::Impl> comm, std::unique_ptr<fabric::Records> records)
+      : comm_(std::move(comm)), records_(std::move(records)) {}
   ~FabricTransport() override { close(); }
 
   std::string name() const override { return "the fabric"; }
+  Records* records() override { return records_.get(); }
+  void tell(const std::string& failure) noexcept override { records_->tell(failure); }
+  std::optional<std::string> heard() override { return records_->heard(); }
 
   std::unique_ptr<Pending> exchange(std::span<const Outgoing> sends,
                                     std::span<const Incoming> receives) override {
@@ -44,6 +49,7 @@ class FabricTransport final : public Transport {
 
   void close() noexcept override {
     comm_->close();  // ends the worker's call
+    records_->close();
     worker_.request_stop();
   }
 
@@ -114,6 +120,7 @@ class FabricTransport final : public Transport {
   }
 
   std::unique_ptr<Communicator::Impl> comm_;
+  std::unique_ptr<fabric::Records> records_;
   std::mutex mutex_;
   std::condition_variable_any changed_;
   std::deque<std::shared_ptr<Job>> queue_;
@@ -129,5 +136,7 @@ std::shared_ptr<unisono::Transport> unisono::fabric_transport(Bootstrap& bootstr
                                                               const Communicator::Options& options) {
   const Communicator::Options own{
       .timeout_s = options.timeout_s, .check = false, .fabric = Communicator::Fabric{}};
-  return std::make_shared<nodes::FabricTransport>(fabric::make_communicator(bootstrap, own));
+  auto comm = fabric::make_communicator(bootstrap, own);
+  return std::make_shared<nodes::FabricTransport>(
+      std::move(comm), fabric::make_records(bootstrap, own.timeout_s.value_or(default_timeout_s())));
 }

@@ -22,13 +22,13 @@ constexpr std::size_t kSizes[] = {0, 1, 63, 1000, 16384, 16385, 70001, 1000003};
 constexpr int kSizesNumber = static_cast<int>(std::size(kSizes));
 
 // A letter for each rank, which names its node.
-class Messages : public testing::TestWithParam<std::string> {};
-class TwoRanks : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Nodes, TwoRanks, testing::Values("aa", "ab"));
+class Messages : public OnLayout {};
+class TwoRanks : public OnLayout {};
+INSTANTIATE_TEST_SUITE_P(Nodes, TwoRanks, testing::Values("aa", "ab", "ab/records", "ab/fabric"));
 
 // Every rank has all sizes under way to every rank, itself too. Receives come in another order of tags.
 TEST_P(Messages, ManyAreUnderWay) {
-  const int n = static_cast<int>(GetParam().size());
+  const int n = ranks_of(GetParam());
   on_layout(GetParam(), [n](Communicator& comm) {
     const int me = comm.rank();
     std::vector<Bytes> sent, got;
@@ -66,7 +66,7 @@ TEST_P(Messages, ManyAreUnderWay) {
 
 TEST_P(Messages, OfAnySourceAndInOrder) {
   constexpr int kEach = 40;
-  const int n = static_cast<int>(GetParam().size());
+  const int n = ranks_of(GetParam());
   on_layout(GetParam(), [n](Communicator& comm) {
     if (comm.rank() != 0) {
       std::vector<Bytes> sent;
@@ -121,7 +121,8 @@ TEST_P(Messages, LargeOnesFromSymmetricMemory) {
 
 INSTANTIATE_TEST_SUITE_P(Nodes, Messages,
                          testing::Values("a", "aa", "aaa", "aaaa", "aaaaa", "aaaaaaaa", "ab", "aab", "abab",
-                                         "abcab"));
+                                         "abcab", "ab/records", "abcab/records", "ab/fabric",
+                                         "abcab/fabric"));
 
 TEST_P(TwoRanks, AWaitingReceiveHoldsUpNoCall) {
   on_layout(GetParam(), [](Communicator& comm) {

@@ -53,9 +53,20 @@ TEST(Message, OnTheFabricIsRefused) {
   });
 }
 
-// On one node and on two.
-class Faults : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Nodes, Faults, testing::Values("aa", "ab"));
+TEST(Message, OverATransportWithoutRecordsIsRefused) {
+  on_layout(
+      "ab", {.timeout_s = 120},
+      [](Communicator& comm) {
+        Bytes x(3);
+        EXPECT_TRUE(
+            has(text_of<UsageError>([&] { comm.send(from(x), 0, 1); }), "whose transport has records"));
+      },
+      std::make_shared<Post>(), 0);
+}
+
+// On one node and on two, by a transport between threads and by the fabric's.
+class Faults : public OnLayout {};
+INSTANTIATE_TEST_SUITE_P(Nodes, Faults, testing::Values("aa", "ab", "ab/records", "ab/fabric"));
 
 TEST_P(Faults, ALongerOneIsAnErrorOnBothRanks) {
   for (const std::size_t bytes : {std::size_t{10}, std::size_t{100000}}) {

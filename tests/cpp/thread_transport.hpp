@@ -32,6 +32,7 @@ struct Post {
   std::set<int> closed;             // ranks
   bool breaks = false;              // a rank that closes is lost to its peers, as by TCP
   std::atomic<int> exchanges = 0;   // of all ranks, so far
+  bool records_only = false;        // long messages go in records
   std::size_t room = 0;             // records under way between two ranks; 0: no rank has records
   std::map<std::pair<int, int>, std::deque<Message>> records;  // by (from, to)
   std::map<int, std::size_t> bytes;                            // that each rank has sent so far
@@ -154,9 +155,11 @@ class ThreadTransport final : public Transport {
       return {};
     }
     std::unique_ptr<Pending> send_long(const Outgoing& message) override {
+      if (transport_.post_->records_only) return {};
       return transport_.begin(transport_.post_->long_ones, {&message, 1}, {});
     }
     std::unique_ptr<Pending> receive_long(const Incoming& message) override {
+      if (transport_.post_->records_only) return {};
       return transport_.begin(transport_.post_->long_ones, {}, {&message, 1});
     }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,44 +14,24 @@ from unisono.bench.mpis import find_mpiexec, mpiexec_command
 from unisono.records.vocabulary import COLLECTIVES
 
 
-def play_mpi(n: int, program: str, *args: object) -> ranks.Outcome:
-    def start(argv: Sequence[str]) -> ranks.Ended:
-        return ranks.run([*mpiexec_command(str(find_mpiexec()), n), *argv], None, 120)
-
-    return ranks.play_by(start, n, program, *args)
-
-
 @pytest.mark.mpi
 @pytest.mark.parametrize("nodes", ["ab", "abc", "aabb", "abb"])
 def test_sums_of_several_blocks(nodes: str) -> None:
-    outcome = play_mpi(len(nodes), "node_sum_programs:long_sums", nodes)
+    outcome = ranks.play_mpi(len(nodes), "node_sum_programs:long_sums", nodes)
     assert outcome.results() == [[]] * len(nodes)
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("nodes", ["ab", "abc", "aabb", "abab", "abb"])
 def test_quantised_sums(nodes: str) -> None:
-    outcome = play_mpi(len(nodes), "node_sum_programs:quantised_sums", nodes)
+    outcome = ranks.play_mpi(len(nodes), "node_sum_programs:quantised_sums", nodes)
     assert outcome.results() == [[]] * len(nodes)
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("nodes", ["ab", "abab", "abb"])
-@pytest.mark.parametrize("program", ["messages", "large"])
-def test_messages_with_tags_over_mpi(program: str, nodes: str) -> None:
-    outcome = play_mpi(len(nodes), f"message_programs:{program}", nodes)
-    assert outcome.results() == [[]] * len(nodes)
-
-
-@pytest.mark.mpi
-def test_messages_outlast_their_sender_over_mpi() -> None:
-    assert play_mpi(2, "message_programs:ends_with_messages", "ab").results() == [0, 100 * sum(range(40))]
 
 
 @pytest.mark.mpi
 def test_a_node_that_is_late_over_mpi(tmp_path: Path) -> None:
     """One of the ranks that have waited names the late node, and no other."""
-    *waited, _ = play_mpi(3, "node_programs:one_is_late", str(tmp_path / "flag"), "abc").results()
+    *waited, _ = ranks.play_mpi(3, "node_programs:one_is_late", str(tmp_path / "flag"), "abc").results()
     for answer in waited:
         assert answer["error"]["type"] == "TimeoutError", answer
         pattern = r"rank (0 \(node 0|1 \(node 1)\) has waited 2 s for rank 2 \(node 2\) over MPI: see"
@@ -62,7 +41,7 @@ def test_a_node_that_is_late_over_mpi(tmp_path: Path) -> None:
 @pytest.mark.mpi
 def test_lengths_that_differ_over_mpi(tmp_path: Path) -> None:
     """Each rank names two ranks that differ: itself and another, or the first two that it was told of."""
-    outcome = play_mpi(3, "node_programs:other_lengths", str(tmp_path / "flag"), "abc")
+    outcome = ranks.play_mpi(3, "node_programs:other_lengths", str(tmp_path / "flag"), "abc")
     expected = [
         f"where rank {rank} (node {rank}) expects {40 * (1 + rank)} bytes: make the same" for rank in range(3)
     ]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
+import signal
 import time
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +38,15 @@ def messages(nodes: str = "") -> list[object]:
             work.wait()
         comm.barrier(timeout_s=50)
         anyone = unisono.ANY_SOURCE
+        rounds = 30
+        both = [comm.send(np.full(i + 1, i), right, tag=5 + i % 2, asynchronous=True) for i in range(rounds)]
+        for tag in (6, 5):  # each in the order of its sends
+            for i in range(tag - 5, rounds, 2):
+                received = comm.recv(np.zeros(rounds, np.int64), anyone, tag=tag)
+                if (received.source, received.nbytes, received.array[i]) != (left, 8 * (i + 1), i):
+                    wrong.append((tag, i, repr(received)))
+        for work in both:
+            work.wait()
         receives = [comm.recv(np.zeros(1), anyone, tag=9, asynchronous=True) for _ in range(comm.size)]
         for r in range(comm.size):
             comm.send(np.zeros(1), r, tag=9)
@@ -86,11 +98,32 @@ def ends_with_messages(nodes: str) -> float:
         return float(got.sum())
 
 
+def lost(nodes: str) -> dict[str, Any]:
+    """Rank 1 dies while rank 0 waits for its message, and rank 2 for any."""
+    layout(nodes)
+    comm = unisono.init(timeout_s=30)
+    comm.barrier()
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    source = 1 if comm.rank == 0 else unisono.ANY_SOURCE
+    return attempt(lambda: comm.recv(np.zeros(1), source, tag=3))
+
+
+def late(nodes: str) -> dict[str, Any]:
+    """Rank 1 sends by another tag than rank 0 receives by."""
+    layout(nodes)
+    comm = unisono.init(timeout_s=30)
+    comm.barrier()
+    if comm.rank == 1:
+        comm.send(np.zeros(3), 0, tag=4)
+        return attempt(comm.barrier)
+    return attempt(lambda: comm.recv(np.zeros(3), 1, tag=3, timeout_s=1))
+
+
 def across_nodes() -> list[str]:
-    """What is refused on several nodes, and what is not. Every node has two ranks."""
+    """What `split` refuses on several nodes, and what it does not. Every node has two ranks."""
     with unisono.init() as comm:
-        calls = (lambda: comm.send(np.zeros(1), 0, tag=1), lambda: comm.split(0))
-        said = [attempt(call)["error"]["text"] for call in calls]
+        said = [attempt(lambda: comm.split(0))["error"]["text"]]
         node = comm.split(comm.rank // 2, -comm.rank)
         assert node is not None
         with node:

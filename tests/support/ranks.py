@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unisono.bench.mpis import find_mpiexec, mpiexec_command
+
 PROGRAMS = Path(__file__).with_name("rank_main.py")
 _LAUNCH = (
     "import sys; from unisono.launch import run_local; "
@@ -124,6 +126,15 @@ def play_by(
         while time.monotonic() < deadline and not all(path.exists() for path in outcomes):
             time.sleep(0.02)
         return Outcome(ended, [_outcome(path) for path in outcomes])
+
+
+def play_mpi(n: int, program: str, *args: object) -> Outcome:
+    """Runs `module:function` as `n` ranks under mpiexec."""
+
+    def start(argv: Sequence[str]) -> Ended:
+        return run([*mpiexec_command(str(find_mpiexec()), n), *argv], None, 120)
+
+    return play_by(start, n, program, *args)
 
 
 def _outcome(path: Path) -> Any:
