@@ -19,7 +19,7 @@ VENV ?= .venv
 TORCH ?= 1
 JOBS ?= $(shell nproc)
 UNITY ?= OFF
-WORKERS ?= 2
+WORKERS ?= 3
 BENCH ?= --preset quick
 CUDA_ARCHITECTURES ?= 80-real;90a-real;100
 WHEELS ?= .whl
@@ -44,7 +44,8 @@ test-cpp: build/tests.configured
 	cmake --build --preset tests
 	ctest --preset tests -j $(JOBS) $(CTEST)
 
-# The adapter for torch is compiled first: that may take minutes, and tests have deadlines.
+# The adapter for torch is compiled first: that may take minutes, and tests have deadlines. Tests wait a third of their
+# time, for processes and deadlines: two cores have three workers.
 test-python: $(HAVE)unisono $(HAVE)test $(HAVE)openmpi $(if $(TORCH),$(HAVE)torch)
 	$(if $(TORCH),python -c 'from unisono.torch.distributed import build; build.built()')
 	python -m pytest -m 'not gpu' -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST)

@@ -129,17 +129,19 @@ TEST_P(TwoRanks, AWaitingReceiveHoldsUpNoCall) {
     Bytes y(100000), later(3);
     const Bytes x = content(0, 1, 1, y.size()), z = content(0, 1, 2, 3);
     Work work;
-    if (comm.rank() == 1) work = comm.begin(Collective::recv, into(y), -1, 0, 4);
-    comm.barrier();
     std::atomic<bool> called = false;
+    if (comm.rank() == 1) {
+      work = comm.begin(Collective::recv, into(y), -1, 0, 4);
+      EXPECT_FALSE(work.done());
+      work.then([&] { called = true; });
+    }
+    comm.barrier();
     if (comm.rank() == 0) {
       std::thread other([&] { comm.send(from(x), 1, 4); });
       comm.barrier();
       comm.send(from(z), 1, 5);
       other.join();
     } else {
-      EXPECT_FALSE(work.done());
-      work.then([&] { called = true; });
       std::thread other([&] { comm.recv(into(later), 0, 5); });
       comm.barrier();
       other.join();

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "nodes_world.hpp"
@@ -248,9 +249,12 @@ TEST(NodesBroadcast, AlongTheChain) {
   for (const std::string layout : {"aabb", "abc", "abcd", "abab", "abb", "ab"}) {
     const World world{layout};
     world.run([&](Communicator::Impl& comm) {
+      Bytes x(kBytes), y(kBytes);
       for (int root = 0; root < comm.size(); ++root)
         for (const bool in_place : {false, true}) {
-          Bytes x = comm.rank() == root ? input : Bytes(kBytes), y(kBytes);
+          if (comm.rank() == root) x = input;
+          else std::memset(x.data(), 0, kBytes);
+          std::memset(y.data(), 0, kBytes);
           byte* out = in_place ? x.data() : y.data();
           comm.run(request(comm, Collective::broadcast,
                            {.in = x.data(), .out = out, .count = kBytes, .dtype = DType::u8, .root = root}));

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fabric
 import ranks
 import threads
 import unisono
@@ -28,7 +29,8 @@ def test_large_without_far_memory() -> None:
 
 
 def test_across_nodes() -> None:
-    for rank, (split, node) in enumerate(ranks.play(4, "message_programs:across_nodes", nodes=2).results()):
+    outcome = ranks.play(4, "message_programs:across_nodes", nodes=2, env=fabric.between_nodes())
+    for rank, (split, node) in enumerate(outcome.results()):
         assert "the ranks of color 0 are on several nodes" in split
         assert node == ("[1, 0]" if rank < 2 else "[3, 2]")
 

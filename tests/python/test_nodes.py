@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import fabric
 import ranks
 from unisono.bench.mpis import find_mpiexec, mpiexec_command
 from unisono.records.vocabulary import COLLECTIVES
@@ -63,16 +64,14 @@ def test_a_bench(tmp_path: Path) -> None:
     assert {one["case"]["collective"] for one in lines if one["type"] == "result"} == set(COLLECTIVES)
 
 
-@pytest.mark.torch
 def test_what_is_refused() -> None:
-    for answer in ranks.play(3, "node_programs:refusals", nodes=2).results():
+    for answer in ranks.play(3, "node_programs:refusals", nodes=2, env=fabric.between_nodes()).results():
         assert answer == {}
 
 
-@pytest.mark.torch
 def test_calls_that_differ() -> None:
     """Every rank of both nodes gets the same error, and the communicator stays failed."""
-    outcome = ranks.play(4, "node_programs:differ", nodes=2)
+    outcome = ranks.play(4, "node_programs:differ", nodes=2, env=fabric.between_nodes())
     texts = {error["text"] for error in outcome.errors()}
     assert texts == {
         "rank 0 called all_reduce(sum) of 8 f32 by one_shot, but rank 3 called all_reduce(max) of 8 f32 by "

@@ -19,6 +19,12 @@ def missing(provider: str) -> str | None:
     return None
 
 
+def between_nodes() -> dict[str, str]:
+    """Returns the environment of ranks whose nodes the fabric joins, where it can. Otherwise `unisono run`
+    takes gloo, for which every rank imports torch: that takes seconds of a core."""
+    return {} if missing("tcp") else {"UNISONO_TRANSPORT": "fabric"}
+
+
 def over(provider: str, **more: str) -> dict[str, str]:
     """Returns the environment of ranks whose communicators are on the fabric lane."""
     return {"UNISONO_LANE": "fabric", "UNISONO_FABRIC_PROVIDER": provider, **more}
