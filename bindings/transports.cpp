@@ -79,7 +79,7 @@ std::size_t PythonRecords::under_way(int to) {
   return under_way_[to];
 }
 
-// What has come before a peer was lost may still be taken.
+// Takes what came before a peer was lost too.
 std::optional<int> PythonRecords::take(std::vector<std::byte>& record) {
   const std::scoped_lock lock(mutex_);
   if (arrived_.empty() && error_) throw TransportError(*error_);

@@ -240,8 +240,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   };
   static constexpr const char* kNoTags =
       "messages with tags are between ranks of one machine, or of several whose transport has records: leave "
-      "the "
-      "tag out, and make the calls in the same order on both ranks.";
+      "the tag out, and make the calls in the same order on both ranks.";
   virtual Received do_message(const Message&) { throw UsageError(kNoTags); }
   virtual std::shared_ptr<Work::State> do_begin(const Message&) { throw UsageError(kNoTags); }
   // Returns the threads of calls that have begun, which it makes.

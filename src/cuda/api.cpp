@@ -65,4 +65,17 @@ const Driver& driver() {
   return once;
 }
 
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess)
+    cudaGetLastError();  // the legacy stream, while another is captured: work that is enqueued there fails
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void write_signal(const std::uint32_t* word, std::uint32_t value, cudaStream_t stream) {
+  check(
+      driver().write_value(stream, reinterpret_cast<CUdeviceptr>(word), value, CU_STREAM_WRITE_VALUE_DEFAULT),
+      "a signal");
+}
+
 }  // namespace unisono::cuda

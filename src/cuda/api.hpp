@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <source_location>
 #include <string_view>
 
@@ -33,6 +34,13 @@ struct Driver {
   decltype(&cuGetErrorString) error_string;
 };
 const Driver& driver();
+
+// Returns whether a graph is captured from the stream.
+bool is_capturing(cudaStream_t stream);
+
+// Sets a word, of this GPU or a peer, when all before it on the stream is complete. The driver does so,
+// without a kernel: a kernel would wait for SMs that others have.
+void write_signal(const std::uint32_t* word, std::uint32_t value, cudaStream_t stream);
 
 // Makes `device` the thread's current GPU for its own lifetime.
 class OnDevice {

@@ -56,9 +56,7 @@ class Gpu final : public NicGpu {
   bool idle(void* stream) const override {
     const OnDevice on(device_);
     auto* const asked = static_cast<cudaStream_t>(stream);
-    cudaStreamCaptureStatus status{};
-    check(cudaStreamIsCapturing(asked, &status), "asking the stream whether a graph is captured");
-    if (status != cudaStreamCaptureStatusNone)
+    if (is_capturing(asked))
       throw UsageError(
           "a call of the fabric lane waits for its NICs and cannot be captured in a CUDA graph: call it "
           "outside.");

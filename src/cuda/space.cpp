@@ -37,13 +37,6 @@ struct Beside {
   CaptureMode mode;
 };
 
-bool is_capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess)
-    cudaGetLastError();  // the legacy stream, while another is captured: work that is enqueued there fails
-  return status != cudaStreamCaptureStatusNone;
-}
-
 // Returns the most blocks of a kernel.
 std::size_t most_blocks_of(int device) {
   int sms = 0;

@@ -10,15 +10,12 @@ void GpuEngine::begin_window(const device::Handle& area, void* stream) const {
   start(window_begin_kernel(), &parameter, Grid{.threads = kWindowThreads}, stream);
 }
 
-// The driver writes the signal when the copy is complete, without a kernel: a kernel would wait for SMs that
-// others have.
 void GpuEngine::put_signal(const device::Handle& area, std::span<const byte> source, int peer,
                            std::size_t offset, std::uint32_t count, void* stream) const {
   const OnDevice on(device_);
   auto* const in_order = static_cast<cudaStream_t>(stream);
   copy(static_cast<byte*>(area.memory[peer]) + offset, source.data(), source.size(), in_order);
-  const auto signal = reinterpret_cast<CUdeviceptr>(&area.signal[peer][signal_from(area.rank)].count);
-  cuda::check(driver().write_value(in_order, signal, count, CU_STREAM_WRITE_VALUE_DEFAULT), "a signal");
+  write_signal(&area.signal[peer][signal_from(area.rank)].count, count, in_order);
 }
 
 void GpuEngine::wait_signals(WindowWait& wait, void* stream) const {

@@ -280,9 +280,7 @@ void FabricGroup::broken(int peer, const std::string& why) {
 
 void FabricGroup::heed(int rank) {
   if (!lane_->told(rank, Kind::failure)) return;
-  const std::string text = lane_->failure_of(rank);
-  const auto kind = static_cast<FailureKind>(std::clamp(text.empty() ? 0 : text[0] - '0', 0, 3));
-  failure_ = Failure{kind, text.substr(std::min<std::size_t>(text.size(), 1))};
+  failure_ = failure_told(lane_->failure_of(rank));
   lane_->abandon();
   check();
 }
@@ -347,7 +345,7 @@ void FabricGroup::fail(FailureKind kind, const std::string& text) {
     failure_ = Failure{kind, text};
     lane_->abandon();
     try {
-      lane_->tell_failure(std::to_string(static_cast<int>(kind)) + text, [this](int r) {
+      lane_->tell_failure(told({kind, text}), [this](int r) {
         const auto& process = processes_[static_cast<std::size_t>(r)];
         return !process || !process->dead();
       });

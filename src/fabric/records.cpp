@@ -81,8 +81,8 @@ class RingRecords final : public Records {
 
   void tell(const std::string& failure) noexcept override {
     try {
-      const int kind = failure.empty() ? 0 : failure.front() - '0';
-      group_.record(static_cast<FailureKind>(kind), failure.substr(std::min<std::size_t>(1, failure.size())));
+      const Failure own = failure_told(failure);
+      group_.record(own.kind, own.text);
       inside([] { return true; });     // tells what is recorded
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it has told
     }
@@ -95,10 +95,7 @@ class RingRecords final : public Records {
         group_.heed();
         return true;
       });
-    } catch (const Error& error) {
-      const Failure failure = failure_of(error);
-      return static_cast<char>('0' + static_cast<int>(failure.kind)) + failure.text;
-    }
+    } catch (const Error& error) { return told(failure_of(error)); }
     return {};
   }
 

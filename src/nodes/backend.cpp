@@ -134,8 +134,7 @@ void NodesCommunicator::hear() {
   if (failed_ || !transport_) return;
   const auto told = transport_->heard();
   if (!told || told->empty()) return;
-  const int kind = std::clamp(told->front() - '0', 0, static_cast<int>(FailureKind::usage));
-  const Failure failure{static_cast<FailureKind>(kind), told->substr(1)};
+  const Failure failure = failure_told(*told);
   fail(failure);
   raise(failure);
 }
@@ -165,7 +164,7 @@ void NodesCommunicator::fail_by(const Error& error) {
   const Failure cause = failed_ ? failure_of(error) : cause_of(error);
   if (!failed_) {
     fail(cause);
-    transport_->tell(static_cast<char>('0' + static_cast<int>(cause.kind)) + cause.text);
+    transport_->tell(told(cause));
   }
   transport_->close();  // where that breaks connections, the peers notice now
   if (nccl_) nccl_->close();

@@ -1,11 +1,11 @@
 // Mixture of experts on GPUs, compared with the host's engine. Ranks are threads. tests/gpu/test_moe.py
 // compiles and runs it.
 //   moe CASE RANKS    exit status 0: all is as expected; 1: not, as stderr says; 77: too few GPUs here
-#include "moe_world.cuh"
+#include "moe_faults.cuh"
+#include "moe_streams.cuh"
 
 namespace {
 
-constexpr MoeLayout kLayouts[] = {MoeLayout::flat, MoeLayout::rank_major, MoeLayout::expert_major};
 constexpr DType kDTypes[] = {DType::bf16, DType::f16, DType::f32};
 
 void run(Rank& rank, const Case& c, int rounds) {
@@ -155,102 +155,6 @@ void out(Rank& rank) {
     for (const MoeLayout layout : kLayouts) out(rank, {.layout = layout, .row_bytes = row_bytes});
 }
 
-// The result of a round of x alone: each token's row, summed over its ranks or pairs.
-Bytes sum_on_host(Pair& pair, const Tokens& tokens) {
-  std::vector<MoePayload> none;
-  const MoeReceived d = pair.host.dispatch(on_host(pair.c, tokens, none));
-  Bytes sums(tokens.x.size(), 0xee);
-  const std::size_t bytes = pair.c.hidden * size(pair.c.dtype);
-  pair.host.combine({.y = d.x, .row_bytes = bytes, .dtype = pair.c.dtype, .out = sums.data()}, d.handle);
-  return sums;
-}
-// round: ranks combine in turn from where the rows have come, and from memory of their own.
-const void* rows_of(Pair& pair, const MoeReceived& d, unsigned round) {
-  if ((round + static_cast<unsigned>(pair.rank.rank)) % 3 != 0) return d.x;
-  check(cudaMemcpyAsync(pair.y, d.x, d.rows_held * pair.c.hidden * size(pair.c.dtype),
-                        cudaMemcpyDeviceToDevice, pair.rank.stream),
-        "a copy");
-  return pair.y;
-}
-void sum_on_gpu(Pair& pair, const MoeTokens& tokens, void* out, unsigned round) {
-  const MoeReceived d = pair.gpu.dispatch(tokens);
-  const std::size_t bytes = pair.c.hidden * size(pair.c.dtype);
-  pair.gpu.combine({.y = rows_of(pair, d, round),
-                    .row_bytes = bytes,
-                    .dtype = pair.c.dtype,
-                    .out = out,
-                    .stream = pair.rank.stream},
-                   d.handle);
-}
-
-// Calls one after another, of which the host waits for none.
-void press(Rank& rank, std::size_t max_tokens, std::size_t few = 0) {
-  constexpr unsigned kRounds = 20;
-  for (const MoeLayout layout : kLayouts) {
-    const Case c{.layout = layout, .max_tokens = max_tokens, .few = few};
-    std::vector<std::unique_ptr<OnGpu>> given;
-    std::vector<unsigned char*> outs;
-    std::vector<Tokens> tokens;
-    for (unsigned i = 0; i < kRounds; ++i) {
-      given.push_back(std::make_unique<OnGpu>(rank, c));
-      outs.push_back(rank.memory(c.max_tokens * c.hidden * size(c.dtype)));
-    }
-    Pair pair(rank, c);
-    for (unsigned i = 0; i < kRounds; ++i) {
-      tokens.push_back(make_tokens(c, rank.rank, rank.ranks, i, pair.tokens_of(i)));
-      given[i]->write(tokens[i]);
-    }
-    for (unsigned i = 0; i < kRounds; ++i) sum_on_gpu(pair, given[i]->tokens(), outs[i], i);
-    for (unsigned i = 0; i < kRounds; ++i) {
-      const std::size_t count = tokens[i].n * c.hidden;
-      compare_sums(rank.read(outs[i], count * size(c.dtype)), sum_on_host(pair, tokens[i]), count, c.dtype);
-    }
-    pair.end();
-  }
-}
-void pressure(Rank& rank) {
-  for (const std::size_t max_tokens : {301, 40, 8}) press(rank, max_tokens);
-}
-
-// A graph of a round, replayed with other routes in place, with calls outside of it between. few: of the
-// graph alone.
-void graphs(Rank& rank, std::size_t few) {
-  for (const MoeLayout layout : kLayouts) {
-    const Case c{.layout = layout,
-                 .max_tokens = few > 0                           ? 1100u
-                               : layout == MoeLayout::rank_major ? 9u
-                                                                 : 60u,
-                 .few = few};
-    Pair pair(rank, c);
-    const std::size_t n = rank.rank == 1 ? 0 : c.most_of(1), count = n * c.hidden;
-    pair.on_gpu.write(make_tokens(c, rank.rank, rank.ranks, 1, n));
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t replayed = nullptr;
-    check(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), "a capture");
-    sum_on_gpu(pair, pair.on_gpu.tokens(), pair.out, 1);
-    check(cudaStreamEndCapture(rank.stream, &graph), "a capture");
-    check(cudaGraphInstantiate(&replayed, graph, 0), "a graph");
-    check(cudaGraphUpload(replayed, rank.stream), "a graph");
-    rank.comm.barrier();  // no rank waits for the GPU while another one captures
-    rank.ready();
-    for (unsigned i = 0; i < 100; ++i) {
-      const bool outside = i % 10 == 9;
-      const Tokens tokens = make_tokens(c, rank.rank, rank.ranks, 2 * i + (outside ? 0 : 1), n);
-      pair.on_gpu.write(tokens);
-      if (outside) sum_on_gpu(pair, pair.on_gpu.tokens(), pair.out, i);
-      else check(cudaGraphLaunch(replayed, rank.stream), "a graph");
-      compare_sums(rank.read(pair.out, count * size(c.dtype)), sum_on_host(pair, tokens), count, c.dtype);
-    }
-    for (unsigned i = 0; i < 20; ++i) check(cudaGraphLaunch(replayed, rank.stream), "a graph");
-    pair.end();
-    check(cudaGraphExecDestroy(replayed), "a graph");
-    check(cudaGraphDestroy(graph), "a graph");
-    rank.comm.barrier();
-  }
-}
-
-void graphs(Rank& rank) { graphs(rank, 0); }
-
 // Few tokens in some calls of a Moe for many, of which the ranks are told. Kept routings of both kinds meet.
 void few(Rank& rank) {
   for (const MoeLayout layout : kLayouts) {
@@ -328,43 +232,6 @@ void steps(Rank& rank, Case c) {
   }
 }
 
-// A combine of a graph, replayed between others of its routing: no counts of the host are in it.
-void capture_combine(Rank& rank, Case c) {
-  for (const MoeLayout layout : kLayouts) {
-    c.layout = layout;
-    Pair pair(rank, c);
-    pair.dispatch(0);
-    const std::size_t bytes = c.hidden * size(c.dtype), all = pair.on_gpu.n * bytes;
-    const MoeOutputs outputs{
-        .y = pair.received, .row_bytes = bytes, .dtype = c.dtype, .out = pair.out, .stream = rank.stream};
-    const auto combined = [&](const auto& call) {
-      check(cudaMemsetAsync(pair.out, 0xee, all, rank.stream), "clearing");
-      call();
-      return rank.read(pair.out, all);
-    };
-    const auto combine = [&] { pair.combine(outputs, pair.handles.second); };
-    const Bytes right = combined(combine);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t replayed = nullptr;
-    check(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), "a capture");
-    combine();
-    check(cudaStreamEndCapture(rank.stream, &graph), "a capture");
-    check(cudaGraphInstantiate(&replayed, graph, 0), "a graph");
-    check(cudaGraphUpload(replayed, rank.stream), "a graph");
-    rank.comm.barrier();
-    rank.ready();
-    for (int i = 0; i < 6; ++i)
-      expect(i % 3 == 2
-                 ? combined(combine) == right
-                 : combined([&] { check(cudaGraphLaunch(replayed, rank.stream), "a graph"); }) == right,
-             "combine " + std::to_string(i) + " differs");
-    pair.end();
-    check(cudaGraphExecDestroy(replayed), "a graph");
-    check(cudaGraphDestroy(graph), "a graph");
-    rank.comm.barrier();
-  }
-}
-
 // Many tokens whose counts the hosts know: copy engines bring the rows of flat and rank_major.
 void copies(Rank& rank) {
   const Case many{.hidden = 104, .max_tokens = 2100, .options = {.host_counts = true}, .two_steps = true};
@@ -396,71 +263,6 @@ void copies(Rank& rank) {
   handles(rank, many);
   steps(rank, many);
   capture_combine(rank, many);
-}
-
-template <class Error>
-std::string text_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) { return error.what(); }
-  return "nothing";
-}
-
-void fails(Rank& rank, const std::string& got, const std::string& wanted) {
-  expect(got == wanted, "the error is \"" + got + "\", not \"" + wanted + "\"");
-  rank.made.clear();  // the communicator has failed, and nobody may meet
-}
-
-void index(Rank& rank) {
-  const Case c{.top_k = 2};
-  Pair pair(rank, c);
-  Tokens tokens = make_tokens(c, rank.rank, rank.ranks, 0, 20);
-  if (rank.rank == rank.ranks - 1) tokens.wide[13] = c.experts_of_rank * rank.ranks + 5;
-  pair.on_gpu.write(tokens);
-  rank.comm.barrier();
-  const int experts = c.experts_of_rank * rank.ranks;
-  fails(rank, text_of<UsageError>([&] {
-          pair.gpu.dispatch(pair.on_gpu.tokens());
-          rank.comm.synchronize(rank.stream);
-        }),
-        "topk_idx names expert " + std::to_string(experts + 5) + " for token 6, but there are " +
-            std::to_string(experts) + ": give 0 to " + std::to_string(experts - 1) + ", or -1 for none.");
-}
-
-void overflow(Rank& rank) {
-  const Case c{.layout = rank.ranks % 2 == 0 ? MoeLayout::flat : MoeLayout::expert_major,
-               .top_k = 1,
-               .options = {.capacity = 15},
-               .crowd = 8,
-               .masked = 0};
-  Pair pair(rank, c);
-  pair.on_gpu.write(make_tokens(c, rank.rank, rank.ranks, 0, 20));
-  rank.comm.barrier();
-  const std::string needed = std::to_string(20 * rank.ranks);
-  fails(rank, text_of<ResourceError>([&] {
-          pair.gpu.dispatch(pair.on_gpu.tokens());
-          rank.comm.synchronize(rank.stream);
-        }),
-        "rank 0 would receive " + needed +
-            " rows in this dispatch, but there is room for 15: give capacity=" + needed +
-            " or more, or drop=True.");
-}
-
-void differs(Rank& rank) {
-  const Case c{.more = {8, 4}};
-  Pair pair(rank, c);
-  pair.on_gpu.write(make_tokens(c, rank.rank, rank.ranks, 0, 20));
-  rank.comm.barrier();
-  MoeTokens tokens = pair.on_gpu.tokens();
-  if (rank.rank == rank.ranks - 1) tokens.more = tokens.more.first(1);
-  fails(rank, text_of<MismatchError>([&] { pair.gpu.dispatch(tokens); }),
-        "rank 0 dispatches rows of 528 bytes by a new routing of at most 57 tokens, with weights, and "
-        "further rows of 8 bytes and 4 "
-        "bytes, but rank " +
-            std::to_string(rank.ranks - 1) +
-            " rows of 528 bytes by a new routing of at most 57 tokens, with weights, and further rows of 8 "
-            "bytes: make the same "
-            "call on every rank.");
 }
 
 const std::map<std::string, void (*)(Rank&)>& cases() {

@@ -271,6 +271,8 @@ void compare_sums(const Bytes& gpu, const Bytes& host, std::size_t count, DType 
   }
 }
 
+constexpr MoeLayout kLayouts[] = {MoeLayout::flat, MoeLayout::rank_major, MoeLayout::expert_major};
+
 // Both engines, with what a case gives them.
 struct Pair {
   Pair(Rank& rank, const Case& c)

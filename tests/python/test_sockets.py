@@ -15,7 +15,7 @@ WITHIN_S = 60.0
 
 
 class Told:
-    """What the sockets say of their records."""
+    """Keeps the words of the sockets on their records."""
 
     def __init__(self) -> None:
         self.words: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()

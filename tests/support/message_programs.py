@@ -121,7 +121,7 @@ def late(nodes: str) -> dict[str, Any]:
 
 
 def across_nodes() -> list[str]:
-    """What `split` refuses on several nodes, and what it does not. Every node has two ranks."""
+    """`split` refuses ranks of several nodes, and takes those of one. Every node has two ranks."""
     with unisono.init() as comm:
         said = [attempt(lambda: comm.split(0))["error"]["text"]]
         node = comm.split(comm.rank // 2, -comm.rank)

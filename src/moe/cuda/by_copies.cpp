@@ -6,7 +6,7 @@
 namespace unisono::moe {
 
 void GpuEngine::know_counts() {
-  copies_->load(work_, stream_);
+  copies_->load(stream_);
   impl_.synchronize(stream_);
   copies_->keep(slot_);
 }
@@ -17,11 +17,10 @@ void GpuEngine::send_by_copies() {
   if (!dispatch_.routed) know_counts();
   dispatch_.copied = ++copied_;
   const std::uint32_t share = gpu::kChunksOfCopy * s.chunk_of(work_.tokens);
-  for (std::uint32_t chunk = 0; chunk == 0 || !dispatch_.ends; chunk += gpu::kChunksOfCopy) {
-    dispatch_.begins = chunk == 0;
-    dispatch_.first += dispatch_.begins ? 0 : share;
+  std::uint32_t chunk = 0;
+  for (bool more = true; more; chunk += gpu::kChunksOfCopy, dispatch_.first += share) {
     dispatch_.tokens = std::min(share, work_.tokens - dispatch_.first);
-    dispatch_.ends = dispatch_.first + dispatch_.tokens == work_.tokens;
+    more = dispatch_.first + dispatch_.tokens < work_.tokens;
     check(gpu::send(work_, dispatch_, std::min(blocks(send_blocks_), blocks_to_send()), stream_));
     copies_->follow(stream_);
     for (int i = 1; i < d.ranks; ++i) {  // each rank in an order of its own
@@ -36,7 +35,7 @@ void GpuEngine::send_by_copies() {
       for (int p = 0; p < dispatch_.payloads.count; ++p)
         bring(dispatch_.payloads.of[p].to, dispatch_.payloads.of[p].bytes);
       if (d.scale_bytes > 0) bring(s.x(work_.epoch) + s.scales, d.scale_bytes);
-      if (dispatch_.ends) copies_->signal(work_, gpu::Told::copied, peer, copied_);
+      if (!more) copies_->signal(gpu::Told::copied, peer, copied_);
     }
   }
 }
@@ -56,7 +55,7 @@ void GpuEngine::return_by_copies() {
                         (at(d.rank) * d.max_tokens + tokens.first) * combine_.bytes,
                     combine_.y + (copies_->first_here(slot_, peer) + tokens.first) * combine_.bytes,
                     tokens.count * combine_.bytes);
-      copies_->signal(work_, gpu::Told::returned, peer, combine_.chunks_before + chunk + gpu::kChunksOfCopy);
+      copies_->signal(gpu::Told::returned, peer, combine_.chunks_before + chunk + gpu::kChunksOfCopy);
     }
 }
 

@@ -1,10 +1,11 @@
-// What the host knows of a Moe's routings, and the copies that it can make therefore: kernels leave rows in
-// this rank's memory, and copy engines bring them to the peers while other kernels have the SMs.
+// Counts of a Moe's routings that the host knows, and the copies that it can make therefore: kernels leave
+// rows in this rank's memory, and copy engines bring them to the peers while other kernels have the SMs.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -19,14 +20,12 @@ struct Positions {
 
 class Copies {
  public:
-  // Makes what calls need, on the current GPU.
+  // Makes what calls need, on the current GPU. work: outlives this object.
   explicit Copies(const gpu::Work& work);
-  ~Copies();
-  Copies(const Copies&) = delete;
 
-  // Enqueues the copy of the counts of a routing whose kernel is on the stream. `keep` reads them when the
-  // stream has come there.
-  void load(const gpu::Work& work, cudaStream_t stream);
+  // Enqueues the copy of the counts of the routing that `work` has, whose kernel is on the stream. `keep`
+  // reads them when the stream has come there.
+  void load(cudaStream_t stream);
   void keep(int slot);
 
   // Return this rank's tokens that a peer gets, and a peer's that this rank has got, of the chunks that are
@@ -44,7 +43,7 @@ class Copies {
   // Copies to a peer's memory.
   void copy(void* to, const void* from, std::size_t bytes);
   // Sets a signal of that kind at a peer, when the copies before it have come.
-  void signal(const gpu::Work& work, gpu::Told kind, int peer, std::uint32_t count);
+  void signal(gpu::Told kind, int peer, std::uint32_t count);
 
  private:
   struct Counts {
@@ -56,12 +55,19 @@ class Copies {
   Positions of_chunks(std::span<const std::uint32_t> counts, int peer, std::uint32_t chunk,
                       std::size_t kept) const;
 
-  const Dims dims_;
-  const gpu::Space space_;
-  std::vector<Counts> kept_;         // of each slot
-  std::uint32_t* loaded_ = nullptr;  // pinned: sent, come, and the tables from source_rows on
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t reached_ = nullptr;
+  struct Free {
+    void operator()(void* pinned) const { cudaFreeHost(pinned); }
+    void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
+    void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
+  };
+  template <class T>
+  using Held = std::unique_ptr<T, Free>;
+
+  const gpu::Work& work_;
+  std::vector<Counts> kept_;    // of each slot
+  Held<std::uint32_t> loaded_;  // pinned: sent, come, and the tables from source_rows on
+  Held<CUstream_st> stream_;
+  Held<CUevent_st> reached_;
 };
 
 }  // namespace unisono::moe

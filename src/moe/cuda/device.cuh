@@ -52,12 +52,9 @@ __device__ inline bool failed(const Work& work) {
   return __syncthreads_or(threadIdx.x == 0 && device::load_relaxed(&work.status->failed) != 0) != 0;
 }
 
-__device__ inline int slot_of(const Work& work, Told kind, int source) {
-  return static_cast<int>(kind) * work.dims.ranks + source;
-}
 // Raises this rank's signal of that kind at a peer, for one thread.
 __device__ inline void tell(const Work& work, Told kind, int peer, std::uint32_t times = 1) {
-  device::increment_release(&work.area.signal[peer][slot_of(work, kind, work.dims.rank)].count, times);
+  device::increment_release(&work.area.signal[peer][slot_of(work.dims, kind, work.dims.rank)].count, times);
 }
 __device__ inline void tell_all(const Work& work, Told kind) {
   const int ranks = work.dims.ranks;
@@ -69,7 +66,7 @@ __device__ inline bool hear_all(const Work& work, Told kind, std::uint32_t count
   bool arrived = true;
   for (int r = static_cast<int>(threadIdx.x); r < work.dims.ranks; r += static_cast<int>(blockDim.x))
     if (r != work.dims.rank)
-      arrived = device::thread_wait(work.area, slot_of(work, kind, r), count, r) && arrived;
+      arrived = device::thread_wait(work.area, slot_of(work.dims, kind, r), count, r) && arrived;
   return __syncthreads_and(arrived) != 0;
 }
 

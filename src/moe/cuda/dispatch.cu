@@ -120,7 +120,7 @@ __device__ void tell_weighted(const Work& work, const Dispatch& dispatch) {
 
 // Waits until every peer has begun this dispatch too, unless a kernel before has done so.
 __device__ bool begin(const Work& work, const Dispatch& dispatch) {
-  if (!dispatch.routed || !dispatch.begins || work.dims.ranks == 1) return true;
+  if (!dispatch.routed || dispatch.first > 0 || work.dims.ranks == 1) return true;
   if (blockIdx.x == 0) tell_all(work, Told::begun);
   return hear_all(work, Told::begun, counters(work).dispatches + 1);
 }
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, kScales == MoeScales::none ? 2 : 1)
     send_rows<T, kScales>(work, dispatch, targets, count, number, segment, segments);
     __syncwarp();
   }
-  if (!dispatch.ends) return;
+  if (dispatch.first + dispatch.tokens < work.tokens) return;  // another launch follows
   fill_tables(work, dispatch);
   clear_gaps(work, dispatch);
   tell_weighted(work, dispatch);

@@ -45,12 +45,6 @@ int device_of(Communicator::Impl& impl) {
       "a moe on GPU memory needs a communicator with a GPU: make it with device=, on every rank.");
 }
 
-bool captures(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  cuda::check(cudaStreamIsCapturing(stream, &status), "asking a stream whether a graph is captured");
-  return status != cudaStreamCaptureStatusNone;
-}
-
 }  // namespace
 
 GpuEngine::GpuEngine(Communicator::Impl& impl, const Dims& dims, bool host_counts)
@@ -244,7 +238,7 @@ void GpuEngine::begin_combine(const MoeOutputs& outputs, int slot, bool whole) {
               .sum = whole,
               .few = few()};
   // a graph is not to hold the counts of this call
-  if (many() && !whole && !captures(stream_)) return return_by_copies();
+  if (many() && !whole && !cuda::is_capturing(stream_)) return return_by_copies();
   combine_.lends = lends(outputs);
   if (few_sums()) check(gpu::low_latency_combine(work_, combine_, blocks_for_few(), stream_));
   else if (work_.dims.ranks > 1) check(gpu::combine(work_, combine_, blocks_for_rows(), stream_));

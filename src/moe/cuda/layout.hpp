@@ -43,6 +43,9 @@ inline constexpr std::uint32_t kChunksOfCopy = 2;  // that are copied at once
 // The signals of an area, one for each source rank and kind. The last two are counted by the hosts.
 enum class Told : int { begun, data, summed, taken, few_summed, copied, returned };
 inline constexpr int kTold = 7;
+UNISONO_PORTABLE constexpr int slot_of(const Dims& dims, Told kind, int source) {
+  return static_cast<int>(kind) * dims.ranks + source;
+}
 inline constexpr std::uint64_t kPushed = ~std::uint64_t{0};  // a rank pushes its sums, and lends no rows
 
 // Counters of this rank. They lie in the GPU's memory: a graph that is replayed goes on with them.
@@ -148,8 +151,7 @@ struct Payloads {
 
 struct Dispatch {
   Payloads payloads;
-  std::uint32_t first = 0, tokens = 0;  // that the launch sends
-  bool begins = true, ends = true;      // it is the first of the call, and the last
+  std::uint32_t first = 0, tokens = 0;  // that the launch sends, of the call's
   bool copies = false;                  // copy engines bring rows to the peers
   std::uint32_t copied = 0;             // signals of kind `copied`, when all rows have come
   bool routed = false;                  // the slot has the routing already

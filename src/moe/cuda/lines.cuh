@@ -79,7 +79,7 @@ __device__ inline bool take_lines(const Work& work, Packet* const (&at)[kCount],
     const int rank = __shfl_sync(kAllLanes, from, __ffs(static_cast<int>(late)) - 1);
     bool goes_on = true;
     if (lane() == 0)
-      goes_on = device::patient(device::detail::Wait{work.area, slot_of(work, kind, rank), rank}, began,
+      goes_on = device::patient(device::detail::Wait{work.area, slot_of(work.dims, kind, rank), rank}, began,
                                 static_cast<std::uint32_t>(phase), static_cast<std::uint32_t>(phase - 1));
     if (!__shfl_sync(kAllLanes, goes_on, 0)) return false;
   }

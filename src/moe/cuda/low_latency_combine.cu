@@ -220,14 +220,14 @@ __global__ void __launch_bounds__(kThreads)
     if (blockIdx.x == 0)
       for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += kThreads)
         if (r != d.rank)
-          device::store_relaxed(&work.area.signal[r][slot_of(work, Told::few_summed, d.rank)].count, begun);
+          device::store_relaxed(&work.area.signal[r][slot_of(d, Told::few_summed, d.rank)].count, begun);
     push_rows<T, kGrain>(work, combine, tokens, rows, phase);
   }
   if (!combine.sum || !sum_tokens<T, kGrain>(work, combine, all_parts[warp_of_block()], rows, phase)) return;
   // A peer that has begun has read what came two phases before.
   if (blockIdx.x == 0)
     for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += kThreads)
-      if (r != d.rank) device::thread_wait(work.area, slot_of(work, Told::few_summed, r), begun, r);
+      if (r != d.rank) device::thread_wait(work.area, slot_of(d, Told::few_summed, r), begun, r);
 }
 
 template <class T>
