@@ -132,7 +132,7 @@ __device__ void push_row(const Work& work, const Combine& combine, Rows& rows, i
   byte* const to = at<byte>(work, source, sums) + (d.rank * d.max_tokens + position) * combine.bytes;
   const float* const weights = weights_of(work, combine, source);
   const int count = find_rows(work, combine, source, position, weights, rows);
-  if (weights) Rows::await_weights();
+  if (weights) Rows::await();
   combine_rows<T, kEach>(combine, rows, count, weights != nullptr, to, nullptr, segment, segments);
 }
 
@@ -176,12 +176,12 @@ struct Parts {
     if (kAlone && d.expert_major()) {  // no pair_rows are set
       const std::int32_t row = lane() < k ? table<std::int32_t>(work, work.space.places)[pair] : kNone;
       own_rows = list_rows(combine, weights, rows, row);
-      if (weighted) Rows::await_weights();
+      if (weighted) Rows::await();
     } else if (const unsigned own = __ballot_sync(kAllLanes, here); own != 0) {
       place = __ffs(static_cast<int>(own)) - 1;
       const auto position = static_cast<unsigned>(__shfl_sync(kAllLanes, home.position, place));
       own_rows = find_rows(work, combine, d.rank, position, weights, rows);
-      if (weighted) Rows::await_weights();
+      if (weighted) Rows::await();
       if (kAlone || own_rows != 1 || weighted) return;
       if (here) from = rows.at[0];
       place = kNone;

@@ -46,10 +46,16 @@ __device__ inline void await_last_kernel() {
 #endif
 }
 
-// Returns, alike to all threads of a block, whether the communicator has failed: tables may then be
-// unfinished, and kernels leave them alone.
+// Returns, for one thread, whether the communicator has failed: tables may then be unfinished, and kernels
+// leave them alone. Tells the host that this rank's results are unusable.
+__device__ inline bool failed_for_thread(const Work& work) {
+  if (device::load_relaxed(&work.status->failed) == 0) return false;
+  device::store_relaxed(&work.area.failure->cut, 1);
+  return true;
+}
+// Returns the same to all threads of a block.
 __device__ inline bool failed(const Work& work) {
-  return __syncthreads_or(threadIdx.x == 0 && device::load_relaxed(&work.status->failed) != 0) != 0;
+  return __syncthreads_or(threadIdx.x == 0 && failed_for_thread(work)) != 0;
 }
 
 // Raises this rank's signal of that kind at a peer, for one thread.

@@ -152,6 +152,10 @@ __global__ void __launch_bounds__(kThreads, kScales == MoeScales::none ? 2 : 1)
   if (hear_all(work, Told::data, landed) && threadIdx.x == 0) counters(work).landed = landed;
 }
 
+// Bulk copies from or to other addresses of shared memory take a fifth longer. The linker keeps no alignment
+// of what a kernel declares there beyond 16 bytes.
+constexpr std::size_t kBufferAlign = 128;
+
 // How permute_kernel moves rows: whole, as bytes; or in segments that a warp quantises in a short time.
 struct Segments {
   UNISONO_PORTABLE Segments(const Dims& dims, std::size_t bytes_of_row) {
@@ -162,8 +166,8 @@ struct Segments {
     if (scaled) count = static_cast<unsigned>((all + each - 1) / each);
     element_bytes = scaled ? dims.row_bytes / dims.hidden : 1;
     scale_bytes = dims.scales == MoeScales::e4m3_128 ? sizeof(float) : 1;
-    scales_at = round_up(smaller(each, all) * element_bytes, 128);
-    buffer_bytes = scales_at + (scaled ? round_up(each / kScaleBlock * scale_bytes, 128) : 0);
+    scales_at = round_up(smaller(each, all) * element_bytes, kBufferAlign);
+    buffer_bytes = scales_at + (scaled ? round_up(each / kScaleBlock * scale_bytes, kBufferAlign) : 0);
   }
   static constexpr std::size_t kMost = 2048;
   unsigned count;
@@ -195,7 +199,7 @@ __device__ void store_scales(const Work& work, const Targets& targets, int count
 template <class T, MoeScales kScales>
 __global__ void __launch_bounds__(kThreads)
     permute_kernel(const __grid_constant__ Work work, const __grid_constant__ Dispatch dispatch) {
-  extern __shared__ __align__(128) byte buffers[];
+  extern __shared__ __align__(16) byte shared[];
   __shared__ Targets all_targets[kWarps];
   __shared__ std::uint64_t barriers[kWarps];
   __shared__ unsigned taken;
@@ -207,6 +211,8 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned experts = (static_cast<unsigned>(d.local_experts) + gridDim.x - 1 - blockIdx.x) / gridDim.x;
   const unsigned rows = tokens * segments.count;
   const unsigned items = rows + (!dispatch.routed && d.expert_major() ? experts : 0);
+  byte* const buffers =
+      shared + round_up(RowBuffer::address(shared), kBufferAlign) - RowBuffer::address(shared);
   RowBuffer buffer(buffers + warp_of_block() * segments.buffer_bytes, barriers + warp_of_block());
   unsigned item = warp_of_block(), token_number = 0;
   std::size_t first = 0, count_of = 0;  // elements of the segment
@@ -341,7 +347,7 @@ constexpr std::size_t kRowsBytes = 172 << 10;
 
 // Returns the warps of a block of permute_kernel, or 0 if rows are too wide for it.
 unsigned permuting_warps(const Dims& dims, std::size_t bytes_of_row) {
-  const std::size_t warps = kRowsBytes / Segments(dims, bytes_of_row).buffer_bytes;
+  const std::size_t warps = (kRowsBytes - kBufferAlign) / Segments(dims, bytes_of_row).buffer_bytes;
   return warps < 4 ? 0 : static_cast<unsigned>(std::min<std::size_t>(warps, kWarps));
 }
 

@@ -231,6 +231,7 @@ void GpuEngine::begin_combine(const MoeOutputs& outputs, int slot, bool whole) {
               .weights = outputs.weights,
               .out = static_cast<byte*>(outputs.out),
               .bytes = static_cast<std::uint32_t>(outputs.row_bytes),
+              .lines = static_cast<std::uint32_t>(gpu::lines_of(outputs.row_bytes)),
               .dtype = outputs.dtype,
               .wide = word_of(number(outputs.y) | number(outputs.bias) | number(outputs.out) |
                               outputs.row_bytes) == 16,

@@ -21,7 +21,7 @@ inline constexpr int kPositionBits = 24;  // of a token among those of its rank 
 inline constexpr std::int32_t kNone = -1;
 // The low-latency kernel of a dispatch, and that of a combine, is taken if a rank has so few tokens, and so
 // few rows can be expected.
-inline constexpr std::size_t kFewTokens = 128, kFewRows = 512, kFewSums = 64;
+inline constexpr std::size_t kFewTokens = 128, kFewRows = 512, kFewSums = 256;
 
 // Sizes of lines (docs/gpu.md), in which the low-latency kernels send rows.
 inline constexpr std::size_t kLine = 128;         // bytes
@@ -54,7 +54,7 @@ struct Counters {
   std::uint32_t landed, combines;  // that have ended: signals of kinds `data` and `summed`
   std::uint32_t lent;              // combines to which this rank has lent rows: signals of kind `taken`
   std::uint32_t tickets[2 + kMostChunks];  // of blocks that have ended: the last one tells the peers
-  unsigned long long phases[2];            // low-latency: of dispatches and combines, as `phase_of` counts
+  unsigned long long phases[2];            // low-latency: of dispatches and combines, as Phase counts
 };
 enum Ticket : int { kEndTicket, kSentTicket, kChunkTicket };  // kChunkTicket: and after
 
@@ -170,7 +170,7 @@ struct Combine {
   const byte* bias = nullptr;
   const float* weights = nullptr;  // expert_major: of rows of y; null: those that have come, if any
   byte* out = nullptr;
-  std::uint32_t bytes = 0;  // of a row
+  std::uint32_t bytes = 0, lines = 0;  // of a row
   DType dtype = DType::bf16;
   bool wide = false;               // rows can be read and written by words of 16 bytes
   bool push = false, sum = false;  // the steps that the kernel makes

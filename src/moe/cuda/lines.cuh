@@ -12,7 +12,8 @@ using cuda::Packet;
 
 inline constexpr unsigned kLanesOfLine = 8;
 inline constexpr unsigned kLinesOfWarp = 32 / kLanesOfLine;
-inline constexpr int kStepsAhead = 4;  // steps of a warp whose lines are under way at once
+inline constexpr int kStepsAhead = 1;   // steps of a warp whose lines are under way at once
+inline constexpr int kStepsOfUnit = 4;  // for the codes of a unit
 
 // Returns whether this lane has the last part of a line: a word, and the flag.
 __device__ inline bool ends_line() { return lane() % kLanesOfLine == kLanesOfLine - 1; }
@@ -25,38 +26,65 @@ __device__ inline Packet* packet_of(byte* lines, unsigned line) {
   return reinterpret_cast<Packet*>(lines + std::size_t{line} * kLine) + lane() % kLanesOfLine;
 }
 
+// Returns a warp's number among those of some blocks, this block being the block-th of them. Few items go to
+// as many SMs: the warps of one share its issue slots.
+__device__ inline unsigned spread_warp(unsigned block = blockIdx.x, unsigned blocks = gridDim.x) {
+  return warp_of_block() * blocks + block;
+}
+
+// How rows are shared by warps: each in as many segments as a power of two allows. A division takes a
+// hundred cycles, which few tokens would wait for.
+struct Segments {
+  __device__ explicit Segments(unsigned rows, unsigned warps = warps_of_grid())
+      : shift(min(max(log2(warps) - log2(2 * max(rows, 1u) - 1), 0), 5)), items(rows << shift) {}
+  __device__ static int log2(unsigned number) { return 31 - __clz(static_cast<int>(number)); }
+  __device__ unsigned row_of(unsigned item) const { return item >> shift; }
+  __device__ unsigned segment_of(unsigned item) const { return item & ((1u << shift) - 1); }
+  __device__ unsigned each() const { return 1u << shift; }
+  // Returns the most steps of a segment.
+  __device__ unsigned share(unsigned steps) const { return (steps + (1u << shift) - 1) >> shift; }
+  int shift;
+  unsigned items;
+};
+
 // The steps in which a warp has its segment of `count` items, `each` of them in a step.
 struct Steps {
-  __device__ Steps(unsigned count, unsigned each, unsigned segment, unsigned segments) {
-    const unsigned all = (count + each - 1) / each, share = (all + segments - 1) / segments;
+  __device__ Steps(unsigned count, unsigned each, unsigned segment, const Segments& of) {
+    const unsigned all = (count + each - 1) / each, share = of.share(all);
     first = min(segment * share, all);
     end = min(first + share, all);
   }
   unsigned first, end;
 };
 
-// Returns the number of this kernel's phase, from 1, alike to all threads of all blocks; 0 if the
-// communicator has failed. begins: the kernel begins the phase; otherwise one before it has. The blocks count
-// themselves in the word's low bits, and the last one moves it on.
-__device__ inline std::uint64_t phase_of(const Work& work, unsigned long long* word, bool begins) {
-  constexpr int kBlockBits = 16;
-  __shared__ std::uint64_t phase;
-  if (threadIdx.x == 0) {
-    const bool failed = device::load_relaxed(&work.status->failed) != 0;
-    std::uint64_t number = 0;
-    if (begins) {
-      const unsigned long long before = atomicAdd(word, 1ull);
-      if ((before & ((1ull << kBlockBits) - 1)) == gridDim.x - 1)
-        atomicAdd(word, (1ull << kBlockBits) - gridDim.x);
-      number = (before >> kBlockBits) + 1;
-    } else {
-      number = *word >> kBlockBits;
-    }
-    phase = failed ? 0 : number;
+// The number of a kernel's phase, from 1, alike to all threads of all blocks. The blocks count themselves in
+// the word's low bits, and the last one moves it on. It comes while a block does other work: each warp asks
+// for it once.
+class Phase {
+ public:
+  // begins: the kernel begins the phase; otherwise one before it has.
+  __device__ Phase(unsigned long long* word, bool begins) : word_(word), begins_(begins) {
+    if (threadIdx.x == kTeller) seen_ = begins ? atomicAdd(word, 1ull) : *word;
   }
-  __syncthreads();
-  return phase;
-}
+  // Returns the number once all warps of the block have asked.
+  __device__ std::uint64_t number() const {
+    __shared__ std::uint64_t number;
+    if (threadIdx.x == kTeller) {
+      if (begins_ && (seen_ & ((1ull << kBlockBits) - 1)) == gridDim.x - 1)
+        atomicAdd(word_, (1ull << kBlockBits) - gridDim.x);
+      number = (seen_ >> kBlockBits) + (begins_ ? 1 : 0);
+    }
+    asm volatile("barrier.sync 1, %0;" ::"n"(kThreads) : "memory");
+    return number;
+  }
+
+ private:
+  static constexpr int kBlockBits = 16;
+  static constexpr unsigned kTeller = kThreads - 32;  // of the last warp, which waits for nothing else
+  unsigned long long* word_;
+  bool begins_;
+  unsigned long long seen_ = 0;
+};
 
 // Waits until a warp's lines have come, one for each place that is not null, and loads them. All lanes of a
 // line have a place, or none. from: the lane's source. Returns false, alike to the warp, if it has failed.
@@ -123,17 +151,11 @@ __device__ inline void store_word(byte* row, unsigned word, std::uint32_t bytes,
   else store_grains<std::uint8_t>(at, value, left);
 }
 
-// How rows are shared by warps: each in segments.
-struct Segments {
-  __device__ explicit Segments(unsigned rows, unsigned warps = warps_of_grid())
-      : each(max(1u, min(warps / max(rows, 1u), 32u))), items(rows * each) {}
-  unsigned each, items;
-};
-
 // A row among those of several ranks, one rank after another, from the one after `last` on.
 struct RowOf {
   __device__ RowOf(const std::uint32_t* rows, int ranks, int last, unsigned number) : position(number) {
     source = last;
+#pragma unroll 1
     for (int i = 0; i < ranks; ++i) {
       source = source + 1 == ranks ? 0 : source + 1;
       if (position < rows[source]) break;

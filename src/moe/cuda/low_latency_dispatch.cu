@@ -23,13 +23,13 @@ struct Incoming {
 // sets their tables. Otherwise a row's place follows from the ranks' numbers of tokens alone: most blocks
 // copy rows, and the last eighth finds out where pairs go.
 struct Role {
-  __device__ Role(const Dims& dims, const Dispatch& dispatch) : warp(warp_of_grid()), warps(warps_of_grid()) {
-    const unsigned setters = gridDim.x / 8, first = (gridDim.x - setters) * kWarps;
+  __device__ Role(const Dims& dims, const Dispatch& dispatch) : warp(spread_warp()), warps(warps_of_grid()) {
+    const unsigned setters = gridDim.x / 8, copiers = gridDim.x - setters;
     if (setters == 0 || dims.expert_major() || dispatch.routed) return;
-    copies = warp < first;
+    copies = blockIdx.x < copiers;
     sets = !copies;
-    warps = copies ? first : warps - first;
-    warp -= copies ? 0 : first;
+    warps = (copies ? copiers : setters) * kWarps;
+    warp = copies ? spread_warp(blockIdx.x, copiers) : spread_warp(blockIdx.x - copiers, setters);
   }
   unsigned warp, warps;  // this warp's number, and how many share the role
   bool copies = true, sets = true;
@@ -39,9 +39,9 @@ struct Role {
 template <bool kWide>
 __device__ bool land_lines(const Work& work, const Incoming& row, unsigned first_line, unsigned count,
                            const Payload& payload, const Targets& targets, int targets_count,
-                           unsigned segment, unsigned segments) {
+                           unsigned segment, const Segments& share) {
   const int grain = kWide ? 16 : payload.word;
-  const Steps part(count, kLinesOfWarp, segment, segments);
+  const Steps part(count, kLinesOfWarp, segment, share);
   for (unsigned step = part.first; step < part.end; step += kStepsAhead) {
     Packet* places[kStepsAhead];
     Packet packets[kStepsAhead];
@@ -67,23 +67,24 @@ __device__ bool land_lines(const Work& work, const Incoming& row, unsigned first
 // The same for x that was quantised.
 template <MoeScales kScales>
 __device__ bool land_units(const Work& work, const Incoming& row, unsigned first_line, const Payload& x,
-                           const Targets& targets, int targets_count, unsigned segment, unsigned segments) {
+                           const Targets& targets, int targets_count, unsigned segment,
+                           const Segments& share) {
   const Dims& d = work.dims;
   const std::size_t scales_array = work.space.x(work.epoch) + work.space.scales;
   const std::size_t blocks = scales::blocks_of(d.hidden);
-  const Steps part(static_cast<unsigned>(units_of(d.hidden)), 1, segment, segments);
+  const Steps part(static_cast<unsigned>(units_of(d.hidden)), 1, segment, share);
   for (unsigned unit = part.first; unit < part.end; ++unit) {
     const unsigned first_word = unit * static_cast<unsigned>(kBlocksOfUnit * kScaleBlock / 8);
     byte* const lines = row.lines + (first_line + unit * kLinesOfUnit) * kLine;
-    Packet* places[kStepsAhead + 1];
-    Packet packets[kStepsAhead + 1];
+    Packet* places[kStepsOfUnit + 1];
+    Packet packets[kStepsOfUnit + 1];
 #pragma unroll
-    for (int u = 0; u < kStepsAhead; ++u) places[u] = packet_of(lines, line_of(u));
-    places[kStepsAhead] = lane() < kLanesOfLine ? packet_of(lines, kLinesOfUnit - 1) : nullptr;
+    for (int u = 0; u < kStepsOfUnit; ++u) places[u] = packet_of(lines, line_of(u));
+    places[kStepsOfUnit] = lane() < kLanesOfLine ? packet_of(lines, kLinesOfUnit - 1) : nullptr;
     if (!take_lines(work, places, row.phase, Told::data, row.source, packets)) return false;
     for (int t = 0; t < targets_count; ++t) {
 #pragma unroll
-      for (int u = 0; u < kStepsAhead; ++u) {
+      for (int u = 0; u < kStepsOfUnit; ++u) {
         const unsigned w = first_word + word_of(line_of(u));
         store_word(targets.at[t], w, x.bytes, x.word, packets[u].low);
         if (!ends_line()) store_word(targets.at[t], w + 1, x.bytes, x.word, packets[u].high);
@@ -94,7 +95,7 @@ __device__ bool land_units(const Work& work, const Incoming& row, unsigned first
         const unsigned number = lane() * 4 + n;
         const std::size_t block = unit * kBlocksOfUnit + number;
         if (number >= kBlocksOfUnit || block >= blocks) continue;
-        const Packet& packet = packets[kStepsAhead];
+        const Packet& packet = packets[kStepsOfUnit];
         const auto value = static_cast<std::uint32_t>((n < 2 ? packet.low : packet.high) >> n % 2 * 32);
         if constexpr (kScales == MoeScales::mx) its[block] = static_cast<byte>(value);
         else reinterpret_cast<std::uint32_t*>(its)[block] = value;
@@ -160,7 +161,7 @@ __device__ int find_places(const Work& work, const Dispatch& dispatch, const Few
 
 template <class T, MoeScales kScales, bool kWide>
 __device__ bool land_row(const Work& work, const Dispatch& dispatch, const Few& few, const Role& role,
-                         const Incoming& row, Targets& targets, unsigned segment, unsigned segments) {
+                         const Incoming& row, Targets& targets, unsigned segment, const Segments& share) {
   const Dims& d = work.dims;
   __syncwarp();
   const int count = find_places(work, dispatch, few, row, targets, role.sets && segment == 0);
@@ -177,17 +178,16 @@ __device__ bool land_row(const Work& work, const Dispatch& dispatch, const Few& 
         if (quantised)
           quantise_row<T, kScales>(work, payload.from + row.token * d.row_bytes, targets, count,
                                    work.space.x(work.epoch) + work.space.scales, dispatch.wide, segment,
-                                   segments);
+                                   share.each());
       if (!quantised)
         copy_row(payload.from + std::size_t{row.token} * payload.bytes, targets.at, count, payload.bytes,
-                 kWide ? 16 : payload.word, segment, segments);
+                 kWide ? 16 : payload.word, segment, share.each());
     } else if (quantised) {
-      if (!land_units<kScales>(work, row, line, payload, targets, count, segment, segments)) return false;
+      if (!land_units<kScales>(work, row, line, payload, targets, count, segment, share)) return false;
       line += unit_lines(d);
     } else {
       const unsigned lines = payload_lines(dispatch, p);
-      if (!land_lines<kWide>(work, row, line, lines, payload, targets, count, segment, segments))
-        return false;
+      if (!land_lines<kWide>(work, row, line, lines, payload, targets, count, segment, share)) return false;
       line += lines;
     }
   }
@@ -199,10 +199,11 @@ __device__ bool land_rows(const Work& work, const Dispatch& dispatch, const Few&
                           Targets& targets, std::uint64_t phase) {
   const Dims& d = work.dims;
   unsigned rows = 0;
+#pragma unroll 1
   for (int s = 0; s < d.ranks; ++s) rows += few.rows[s];
   const Segments share(rows, role.copies ? role.warps : rows);
   for (unsigned item = role.warp; item < share.items; item += role.warps) {
-    const RowOf which(few.rows, d.ranks, d.rank == 0 ? d.ranks - 1 : d.rank - 1, item / share.each);
+    const RowOf which(few.rows, d.ranks, d.rank == 0 ? d.ranks - 1 : d.rank - 1, share.row_of(item));
     const Incoming row{
         .lines = mine<byte>(work, work.space.sent_of(phase)) +
                  (which.source * work.space.few_tokens + which.position) * work.space.row_lines * kLine,
@@ -210,7 +211,7 @@ __device__ bool land_rows(const Work& work, const Dispatch& dispatch, const Few&
         .phase = phase,
         .source = which.source,
         .position = which.position};
-    if (!land_row<T, kScales, kWide>(work, dispatch, few, role, row, targets, item % share.each, share.each))
+    if (!land_row<T, kScales, kWide>(work, dispatch, few, role, row, targets, share.segment_of(item), share))
       return false;
   }
   return true;
@@ -232,8 +233,10 @@ __global__ void __launch_bounds__(kThreads)
     first = rounds.load(dispatch, rounds.first);
     for (std::size_t c = threadIdx.x; c < rounds.warps * few.counts.columns; c += kThreads) few.warps[c] = 0;
   }
-  const std::uint64_t phase = phase_of(work, counters(work).phases, dispatch.sends);
-  if (phase == 0 || (!dispatch.routed && !count_routes(work, dispatch, few, rounds, first))) return;
+  const Phase phase_to_come(counters(work).phases, dispatch.sends);
+  if (failed(work)) return;
+  if (!dispatch.routed && !count_routes(work, dispatch, few, rounds, first)) return;
+  const std::uint64_t phase = phase_to_come.number();
   if (dispatch.sends) tell_few(work, dispatch, few, phase);
   if (!dispatch.routed) {
     place_pairs(work, few, rounds);
@@ -242,8 +245,8 @@ __global__ void __launch_bounds__(kThreads)
   if (dispatch.sends) {
     const Segments share(work.tokens);
     // From the last warp on: the first ones tell.
-    for (unsigned item = warps_of_grid() - 1 - warp_of_grid(); item < share.items; item += warps_of_grid())
-      send_row<T, kScales, kWide>(work, dispatch, few, item / share.each, item % share.each, share.each,
+    for (unsigned item = warps_of_grid() - 1 - spread_warp(); item < share.items; item += warps_of_grid())
+      send_row<T, kScales, kWide>(work, dispatch, few, share.row_of(item), share.segment_of(item), share,
                                   phase);
   }
   if (!dispatch.lands || !hear_few(work, dispatch, few, phase)) return;

@@ -119,6 +119,7 @@ __device__ inline bool count_pairs(const Work& work, const Dispatch& dispatch, c
 __device__ inline void sum_few(const Few& few, unsigned warps) {
   for (std::size_t c = threadIdx.x; c < few.counts.columns; c += kThreads) {
     std::uint32_t sum = 0;
+#pragma unroll 1
     for (unsigned w = 0; w < warps; ++w) {
       std::uint32_t& of_warp = few.warps[w * few.counts.columns + c];
       const std::uint32_t its = of_warp;
@@ -152,6 +153,7 @@ __device__ inline void place_pairs(const Work& work, const Few& few, const Round
     const std::uint32_t position = take_few(columns, first, column_of(work, rank));
     const int home = first ? rank : device::kMostRanks;
     int earlier = 0, all = 0;
+#pragma unroll 1
     for (unsigned i = 0; i < rounds.k; ++i) {
       const int other = __shfl_sync(kAllLanes, home, static_cast<int>((rounds.in_round * rounds.k + i) % 32));
       earlier += other < home ? 1 : 0;
@@ -239,6 +241,7 @@ __device__ inline void sum_told(const Work& work, const Few& few) {
   const std::size_t stride = Few::numbers(work.space);
   for (std::size_t c = threadIdx.x; c < few.counts.columns; c += kThreads) {
     std::uint32_t sum = 0, earlier = 0;
+#pragma unroll 1
     for (int s = 0; s < d.ranks; ++s) {
       const std::uint32_t its = numbers[s * stride + 1 + c];
       earlier += s < d.rank ? its : 0;
@@ -262,6 +265,7 @@ __device__ inline void find_first_rows(const Work& work, const Few& few) {
   for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += kThreads) {
     std::uint32_t begin = packed ? 0 : static_cast<std::uint32_t>(s * d.max_tokens);
     if (packed)
+#pragma unroll 1
       for (int i = 0; i < s; ++i) begin += few.tokens[i];
     few.first_rows[s] = begin;
     few.rows[s] = packed ? min(few.tokens[s], capacity - min(begin, capacity)) : few.tokens[s];
@@ -279,6 +283,7 @@ __device__ inline void find_starts(const Work& work, const Few& few) {
   const int first = d.first_expert();
   for (int e = static_cast<int>(threadIdx.x); e < d.local_experts; e += kThreads) {
     std::uint32_t next = few.counts.begin[first + e] - few.counts.begin[first];
+#pragma unroll 1
     for (int s = 0; s < d.ranks; ++s) {
       few.starts[s * d.local_experts + e] = next;
       next += numbers[s * stride + 1 + static_cast<std::size_t>(first + e)];
@@ -315,6 +320,7 @@ __device__ inline bool lay_out_few(const Work& work, const Few& few) {
   for (unsigned token = threadIdx.x; token < work.tokens; token += kThreads) {
     auto* const kept = table<std::int32_t>(work, work.space.homes) + std::size_t{token} * k;
     unsigned next = 0;
+#pragma unroll 1
     for (unsigned i = 0; i < k; ++i) {
       const std::int32_t packed = few.homes[std::size_t{token} * k + i];
       if (packed == kNone) break;

@@ -52,8 +52,8 @@ struct Outgoing {
 // Sends a segment of lines, of which `word` gives the words.
 template <class Word>
 __device__ inline void send_lines(const Outgoing& row, unsigned first_line, unsigned count, unsigned segment,
-                                  unsigned segments, const Word& word) {
-  const Steps part(count, kLinesOfWarp, segment, segments);
+                                  const Segments& share, const Word& word) {
+  const Steps part(count, kLinesOfWarp, segment, share);
   for (unsigned step = part.first; step < part.end; step += kStepsAhead) {
     unsigned lines[kStepsAhead];
     Packet packets[kStepsAhead] = {};
@@ -132,8 +132,8 @@ __device__ inline std::uint64_t codes_of_word(const byte* x, std::size_t i, std:
 // Sends a segment of x, quantised: lane b has the scale of a unit's b-th block.
 template <class T, MoeScales kScales>
 __device__ inline void send_units(const Outgoing& row, unsigned first_line, const byte* x, std::size_t hidden,
-                                  bool wide, unsigned segment, unsigned segments) {
-  const Steps part(static_cast<unsigned>(units_of(hidden)), 1, segment, segments);
+                                  bool wide, unsigned segment, const Segments& share) {
+  const Steps part(static_cast<unsigned>(units_of(hidden)), 1, segment, share);
   for (unsigned unit = part.first; unit < part.end; ++unit) {
     const std::size_t first_block = unit * kBlocksOfUnit;
     const unsigned first = first_line + unit * static_cast<unsigned>(kLinesOfUnit);
@@ -144,8 +144,8 @@ __device__ inline void send_units(const Outgoing& row, unsigned first_line, cons
       if (lane() == b) largest = its;
     }
     const Scale<kScales> scale(largest);
-    unsigned lines[kStepsAhead + 1];
-    Packet packets[kStepsAhead + 1];
+    unsigned lines[kStepsOfUnit + 1];
+    Packet packets[kStepsOfUnit + 1];
     const auto word = [&](unsigned w) {
       const int block = static_cast<int>(w * 8 / kScaleBlock);
       const float inverse = __shfl_sync(kAllLanes, scale.inverse, block);
@@ -153,7 +153,7 @@ __device__ inline void send_units(const Outgoing& row, unsigned first_line, cons
       return codes_of_word<T>(x, first_block * kScaleBlock + w * 8, hidden, wide, finite, inverse);
     };
 #pragma unroll
-    for (int u = 0; u < kStepsAhead; ++u) {
+    for (int u = 0; u < kStepsOfUnit; ++u) {
       lines[u] = first + line_of(u);
       const unsigned w = word_of(line_of(u));
       packets[u].low = word(w);
@@ -165,16 +165,16 @@ __device__ inline void send_units(const Outgoing& row, unsigned first_line, cons
       return low | std::uint64_t{__shfl_sync(kAllLanes, scale.value, static_cast<int>((number + 1) % 32))}
                        << 32;
     };
-    lines[kStepsAhead] = first + kLinesOfUnit - 1;
-    packets[kStepsAhead] = {two_scales(lane() * 4), two_scales(lane() * 4 + 2)};
-    if (ends_line()) packets[kStepsAhead].high = row.phase;
-    row.store(lines, packets, [](int u) { return u < kStepsAhead || lane() < kLanesOfLine; });
+    lines[kStepsOfUnit] = first + kLinesOfUnit - 1;
+    packets[kStepsOfUnit] = {two_scales(lane() * 4), two_scales(lane() * 4 + 2)};
+    if (ends_line()) packets[kStepsOfUnit].high = row.phase;
+    row.store(lines, packets, [](int u) { return u < kStepsOfUnit || lane() < kLanesOfLine; });
   }
 }
 
 template <class T, MoeScales kScales, bool kWide>
 __device__ inline void send_row(const Work& work, const Dispatch& dispatch, const Few& few, unsigned token,
-                                unsigned segment, unsigned segments, std::uint64_t phase) {
+                                unsigned segment, const Segments& share, std::uint64_t phase) {
   const Dims& d = work.dims;
   const Outgoing row(work, few, token, phase);
   if (row.copies == 0) return;
@@ -185,11 +185,11 @@ __device__ inline void send_row(const Work& work, const Dispatch& dispatch, cons
     const Payload& payload = dispatch.payloads.of[p];
     if (kScales != MoeScales::none && p == 0) {
       send_units<T, kScales>(row, line, payload.from + token * d.row_bytes, d.hidden, dispatch.wide, segment,
-                             segments);
+                             share);
       line += unit_lines(d);
     } else {
       const byte* const from = payload.from + std::size_t{token} * payload.bytes;
-      send_lines(row, line, payload_lines(dispatch, p), segment, segments,
+      send_lines(row, line, payload_lines(dispatch, p), segment, share,
                  [&](unsigned w) { return load_word(from, w, payload.bytes, kWide ? 16 : payload.word); });
       line += payload_lines(dispatch, p);
     }

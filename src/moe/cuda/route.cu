@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(kThreads)
   launch_next_kernel();
   if (threadIdx.x == 0) {
     dispatches = counters(work).dispatches + 1;
-    fails = device::load_relaxed(&work.status->failed) != 0;
+    fails = failed_for_thread(work);
     twice = false;
   }
   Tokens<Index, kAlone> tokens(work, shares, topk_idx);

@@ -15,8 +15,8 @@ struct Rows {
                  "l"(from)
                  : "memory");
   }
-  // A warp calls it.
-  __device__ static void await_weights() {
+  // Waits for what this warp has begun to load. A warp calls it.
+  __device__ static void await() {
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncwarp();
   }
