@@ -65,8 +65,17 @@ def compare(job: Job, name: str, got: Any, wanted: Array, dtype: str) -> None:
     assert wrong is None, f"{job}, {name}: {wrong}"
 
 
-def play(ranks: Gpus, job: Job) -> None:
+def moved(array: Any) -> Any:
+    """Returns a copy that begins an element behind a word's begin."""
+    copy = array.new_empty(array.numel() + 1)[1:].view(array.shape)
+    return copy.copy_(array)
+
+
+def play(ranks: Gpus, job: Job, moves: int | None = None) -> None:
+    """moves: the rank whose arrays begin between words."""
     arrays = [Arrays(ranks, job, rank) for rank in range(ranks.n)]
+    if moves is not None:
+        arrays[moves].x, arrays[moves].residual = moved(arrays[moves].x), moved(arrays[moves].residual)
     for result in ranks.run(lambda comm, rank, stream: arrays[rank].call(job, comm, stream)):
         check(job, result)
 
@@ -96,6 +105,15 @@ def test_more_blocks_than_rows() -> None:
     with gpus(2) as ranks:
         for rows, hidden in itertools.product((1, 3, 8, 9, 32), (1024, 7168, 8000)):
             play(ranks, Job("clusters", rows, 2, rows, hidden, quant=QUANTS[rows % 5], algorithm="one_shot"))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_arrays_of_a_rank_that_begin_between_words(algorithm: str | None) -> None:
+    """Ranks cut rows alike, wherever their arrays lie."""
+    with gpus(3) as ranks:
+        cases = itertools.product((1, 5, 40), (1024, 7168, 1000))
+        for (rows, hidden), quant in zip(cases, itertools.cycle(QUANTS), strict=False):
+            play(ranks, Job("places", rows, 3, rows, hidden, quant=quant, algorithm=algorithm), moves=1)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -27,15 +27,47 @@ __device__ inline std::uint64_t join(std::uint64_t sums, std::uint64_t residual)
   return std::bit_cast<std::uint64_t>(Word::narrow(sum));
 }
 
-// A piece of a block's part of a row: the row's number among its owner's, and the first byte in the row.
+// A piece of a block's share of a row: the row's number among its owner's, and the first byte in the share.
 struct Piece {
   unsigned step, at;
 };
 
-// Finishes a span of a row that is not fast. Not inline: the kernel's fast rows need the registers.
+// Finishes a share of a row that is not fast. Not inline: the kernel's fast rows need the registers.
 template <class T>
-__device__ __noinline__ void finish_slowly(const Work& work, Span span, Values values, std::size_t row) {
-  Finisher<T, false>(work, span, {}, values, row).run();
+__device__ __noinline__ void finish_slowly(const Work& work, Share share, Values values, std::size_t row,
+                                           Rounds rounds) {
+  Finisher<T, false>(work, share, {}, values, row, rounds).run();
+}
+
+// Load and store a thread's unit of a share, `at` bytes into it, in the row. Each of its words lies within a
+// stretch: what several blocks share has whole words.
+template <class T, class Framing>
+__device__ inline typename Framing::Data load_unit(const byte* row, const Share& share, unsigned at,
+                                                   unsigned end) {
+  if constexpr (!Framing::kWhole)
+    if (share.bits == kRowBits) return Framing::load(row, at, end);
+  typename Framing::Data data;
+#pragma unroll
+  for (int w = 0; w < Framing::kWords; ++w) {
+    if (!Framing::has(w) || at + 8 * w >= end) continue;
+    const byte* const from = row + share.in_row((at + 8 * w) / sizeof(T)) * sizeof(T);
+    if constexpr (Framing::kWhole) data.at[w] = *reinterpret_cast<const std::uint64_t*>(from);
+    else data.at[w] = cuda::load_bytes<1>(from, 8).at[0];
+  }
+  return data;
+}
+template <class T, class Framing>
+__device__ inline void store_unit(byte* row, const Share& share, unsigned at, unsigned end,
+                                  const typename Framing::Data& data) {
+  if constexpr (!Framing::kWhole)
+    if (share.bits == kRowBits) return Framing::store(row, at, end, data);
+#pragma unroll
+  for (int w = 0; w < Framing::kWords; ++w) {
+    if (!Framing::has(w) || at + 8 * w >= end) continue;
+    byte* const to = row + share.in_row((at + 8 * w) / sizeof(T)) * sizeof(T);
+    if constexpr (Framing::kWhole) *reinterpret_cast<std::uint64_t*>(to) = data.at[w];
+    else cuda::store_bytes<1>(to, 8, {{data.at[w]}});
+  }
 }
 
 // kMost: peers. Every step has a row of every owner, of which the last owners may have fewer; in one step all
@@ -45,18 +77,16 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
   using Data = typename Framing::Data;
   constexpr int kRows = kTwoSteps ? kMost : 1;  // that are given at a time
   extern __shared__ __align__(32) byte held[];
-  __shared__ std::uint64_t landed;
   const Exchange& x = of.x;
   const Work& work = of.work;
   const unsigned thread = threadIdx.x, team = blockIdx.x / of.cluster, teams = gridDim.x / of.cluster;
   const unsigned turn = static_cast<unsigned>(x.ranks) * cuda::kPackets, area = cuda::kTurns * turn;
   const unsigned ring = blockIdx.x * 2 * area + thread;
   const unsigned offset = Framing::offset(thread), head = Framing::head(thread);
-  const unsigned first_element = blockIdx.x % of.cluster * of.part;
-  const Span span{first_element, min(first_element + of.part, work.hidden)};
-  const unsigned begin = span.begin * sizeof(T), end = span.end * sizeof(T);
-  Piece piece{team, begin};
-  cuda::begin_landing(&landed, of.cluster);
+  const Share share(blockIdx.x % of.cluster, of.bits, work.hidden);
+  const unsigned end = share.count * sizeof(T);
+  Piece piece{team, 0};
+  Rounds::begin(of.cluster);
   cuda::come_to_cluster(of.cluster);
   cuda::follow_last_kernel();
   if (piece.step >= of.steps) return;
@@ -68,15 +98,16 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
     return owner < x.ranks && row_of(owner, step) < of.count;
   };
   const auto travels = [&](const Piece& one) { return head < x.piece_bytes && one.at + head < end; };
-  const auto load_unit = [&](const byte* rows, int owner, const Piece& one) -> Data {
+  const auto load = [&](const byte* rows, int owner, const Piece& one) -> Data {
     if (!owns(owner, one.step) || !travels(one)) return {};
-    return Framing::load(rows + row_of(owner, one.step) * work.row_bytes, one.at + offset, end);
+    return load_unit<T, Framing>(rows + row_of(owner, one.step) * work.row_bytes, share, one.at + offset,
+                                 end);
   };
   Data given[kRows];
   const auto load_given = [&](const Piece& one) {
 #pragma unroll
     for (int p = 0; p < kRows; ++p)
-      given[p] = load_unit(of.rows, kTwoSteps ? cuda::rank_of(p, x.rank) : x.rank, one);
+      given[p] = load(of.rows, kTwoSteps ? cuda::rank_of(p, x.rank) : x.rank, one);
   };
   load_given(piece);  // before anything is waited for
 
@@ -113,29 +144,17 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
         },
         count, got);
   };
-  // Keeps a unit of row `index` of those that the block holds.
-  const auto hold = [&](unsigned index, const Piece& one, const Data& data) {
+  // Keeps a unit, also as one of row `index` of those that the block holds.
+  const auto keep = [&](unsigned index, int owner, const Piece& one, const Data& data) {
+    if (lost) return;
+    const unsigned at = one.at + offset;
+    store_unit<T, Framing>(work.residual_out + row_of(owner, one.step) * work.row_bytes, share, at, end,
+                           data);
     if (of.row_bytes == 0) return;
 #pragma unroll
     for (int w = 0; w < Framing::kWords; ++w)
-      if (const unsigned at = one.at + offset + 8 * w; Framing::has(w) && at < end)
-        cuda::land(&landed, reinterpret_cast<std::uint64_t*>(held + index * of.row_bytes + at), data.at[w],
-                   of.cluster);
-  };
-  // A lost unit is held too, of any content: the cluster waits for its bytes.
-  const auto keep = [&](unsigned index, int owner, const Piece& one, const Data& data) {
-    if (!lost)
-      Framing::store(work.residual_out + row_of(owner, one.step) * work.row_bytes, one.at + offset, end,
-                     data);
-    hold(index, one, data);
-  };
-  // Waits for the rows of a step. odd: whether it has waited for an odd number of steps.
-  const auto await_rows = [&](unsigned step, bool odd) {
-    if (of.row_bytes == 0) return cuda::meet_cluster(of.cluster);
-    unsigned rows = kTwoSteps ? 0 : 1;
-    for (int owner = 0; kTwoSteps && owner < x.ranks; ++owner) rows += owns(owner, step);
-    const std::size_t bytes = rows * round_up(work.row_bytes, sizeof(std::uint64_t));
-    cuda::await_landed(&landed, static_cast<std::uint32_t>(bytes), odd, of.cluster);
+      if (Framing::has(w) && at + 8 * w < end)
+        *reinterpret_cast<std::uint64_t*>(held + index * of.row_bytes + at + 8 * w) = data.at[w];
   };
   const auto receive = [&](const Piece& one, const Data& own, const Data& residual) {
     const bool mine = travels(one) && owns(x.rank, one.step);
@@ -163,34 +182,37 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
         if (comes(p)) keep(p + 1, cuda::rank_of(p, x.rank), one, Framing::data(got[p]));
     }
   };
+  unsigned round = 0;
   const auto finish = [&](unsigned step, const Weights<T>& weights) {
     for (unsigned index = 0; index < (kTwoSteps ? static_cast<unsigned>(x.ranks) : 1u); ++index) {
       const int owner = index == 0 ? x.rank : cuda::rank_of(static_cast<int>(index) - 1, x.rank);
       if (!owns(owner, step)) continue;
       const std::size_t row = row_of(owner, step);
-      const Values in_shared{held + index * of.row_bytes, true};
+      const Rounds rounds(of.cluster, round);
+      round += rounds_of(work);
+      const Values in_shared{held + index * of.row_bytes, true, true};
       if constexpr (Framing::kWhole)
         if (work.whole && of.row_bytes > 0) {
-          Finisher<T, true>(work, span, weights, in_shared, row).run();
+          Finisher<T, true>(work, share, weights, in_shared, row, rounds).run();
           continue;
         }
       const Values values =
-          of.row_bytes > 0 ? in_shared : Values{work.residual_out + row * work.row_bytes, work.whole};
-      finish_slowly<T>(work, span, values, row);
+          of.row_bytes > 0 ? in_shared : Values{work.residual_out + row * work.row_bytes, false, work.whole};
+      finish_slowly<T>(work, share, values, row, rounds);
     }
   };
 
   give(piece, 1);
   tell();
-  const Weights<T> weights = weights_of<T>(work, span);
+  const Weights<T> weights = weights_of<T>(work, share);
   cuda::await_cluster(of.cluster);  // its blocks have begun
   for (bool first = true;; first = false) {
     // Each piece is sent before the last one is received, so that the links have work in the meantime.
     Data own = given[0];
-    if constexpr (kTwoSteps) own = load_unit(of.rows, x.rank, piece);
-    const Data residual = load_unit(work.residual, x.rank, piece);
+    if constexpr (kTwoSteps) own = load(of.rows, x.rank, piece);
+    const Data residual = load(work.residual, x.rank, piece);
     Piece next{piece.step, piece.at + x.piece_bytes};
-    if (next.at >= end) next = {piece.step + teams, begin};
+    if (next.at >= end) next = {piece.step + teams, 0};
     const bool more = next.step < of.steps;
     if (more) load_given(next);
     if (!first) {
@@ -206,9 +228,8 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
       if (x.gives.has(p)) ++count[p];
     receive(piece, own, residual);
     if (next.step != piece.step) {
-      await_rows(piece.step, (piece.step - team) / teams % 2 != 0);
+      __syncthreads();  // the block's shares of the step's rows are there
       finish(piece.step, weights);
-      if (more) cuda::pass_cluster(of.cluster);  // the rows have been read
     }
     if (!more) break;
     piece = next;

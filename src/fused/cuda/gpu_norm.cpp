@@ -1,6 +1,7 @@
 // A call on GPU memory: one kernel that sums and does the rest, or the communicator's all_reduce and a kernel
 // for the rest.
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <string>
 
@@ -57,15 +58,15 @@ gpu::Work work_of(const Task& task) {
           .whole = places % vector == 0 && number(call.out) % out_vector == 0};
 }
 
-// Returns the bytes of a row in shared memory, if `rows` of them fit; else 0.
-unsigned held_bytes(const Task& task, std::size_t rows) {
-  const std::size_t bytes = round_up(task.row_bytes, 32);
+// Returns the bytes of a share of a row in shared memory, if those of `rows` rows fit; else 0.
+unsigned held_bytes(const Task& task, unsigned elements, std::size_t rows) {
+  const std::size_t bytes = round_up(elements * size_of(task.call.dtype), 32);
   return rows * bytes <= gpu::kMostShared ? static_cast<unsigned>(bytes) : 0;
 }
 
 // Enqueues the kernel that follows an all_reduce.
 void finish(cuda::Engine& engine, const Task& task, const byte* sums) {
-  gpu::Finish finish{work_of(task), sums, held_bytes(task, 1)};
+  gpu::Finish finish{work_of(task), sums, held_bytes(task, static_cast<unsigned>(task.call.hidden), 1)};
   finish.work.whole = finish.work.whole && number(sums) % (8 * size_of(task.call.dtype)) == 0;
   // many threads for the time of a few rows, few for the rate of many
   const bool few = task.call.hidden > std::size_t{8} * kFewestThreads && task.call.rows <= kFewRows;
@@ -95,19 +96,18 @@ void run_apart(Communicator::Impl& impl, cuda::Engine& engine, const Task& task)
   finish(engine, task, sums);
 }
 
-// How a row is cut among the blocks of a cluster: the elements of a block, and the blocks. Clusters that
-// leave a quarter of the blocks free are faster than twice as large ones (docs/notes/fused.md).
-struct Cut {
-  unsigned part, cluster;
-};
-Cut cut(const Task& task, std::size_t rows, std::size_t most_blocks) {
-  const std::size_t element = size_of(task.call.dtype), hidden = task.call.hidden;
-  for (unsigned cluster = 8;; cluster /= 2) {
-    const std::size_t part = round_up((hidden + cluster - 1) / cluster, scales::kBlock);
-    const bool pays = 4 * rows * cluster <= 3 * most_blocks && part * element >= kLeastPart;
-    if (cluster == 1 || (pays && (cluster - 1) * part < hidden))
-      return {static_cast<unsigned>(part), cluster};
-  }
+// Returns how many blocks of a cluster share a row, alike on all ranks: whole words, of which messages are
+// made. Clusters that leave a quarter of the blocks free are faster than twice as large ones
+// (docs/notes/fused.md).
+unsigned cluster_of(const Task& task, std::size_t rows, std::size_t most_blocks) {
+  const std::size_t hidden = task.call.hidden;
+  unsigned cluster = task.row_bytes % cuda::kPacketBytes == 0 ? 8 : 1;
+  const auto pays = [&] {
+    return 4 * rows * cluster <= 3 * most_blocks && task.row_bytes >= cluster * kLeastPart &&
+           norm::kPartials - norm::kPartials / cluster < hidden;
+  };
+  while (cluster > 1 && !pays()) cluster /= 2;
+  return cluster;
 }
 
 void run_fused(Communicator::Impl& impl, cuda::Engine& engine, const Task& task, Algorithm planned) {
@@ -122,21 +122,23 @@ void run_fused(Communicator::Impl& impl, cuda::Engine& engine, const Task& task,
             : form_of(planned) == Algorithm::two_shot && task.owned_by(0).count >= kFewestOwned;
   const std::size_t steps = two_steps ? task.owned_by(0).count : call.rows;
   const std::size_t at_a_time = two_steps ? static_cast<std::size_t>(task.ranks) : 1;
-  const auto [part, cluster] =
-      cut(task, steps, engine.clusters() ? static_cast<std::size_t>(most_blocks) : 0);
+  const unsigned cluster =
+      cluster_of(task, steps, engine.clusters() ? static_cast<std::size_t>(most_blocks) : 0);
+  const auto bits = gpu::kRowBits - static_cast<unsigned>(std::countr_zero(cluster));
+  const gpu::Share largest(0, bits, static_cast<unsigned>(call.hidden));
   gpu::SumAndFinish of{.x = engine.exchange_of(Collective::all_reduce_rms_norm, lines, impl.calls()),
                        .work = work_of(task),
                        .rows = task.x(0),
                        .count = call.rows,
                        .steps = static_cast<unsigned>(steps),
-                       .part = part,
                        .cluster = cluster,
-                       .row_bytes = held_bytes(task, at_a_time)};
+                       .bits = bits,
+                       .row_bytes = held_bytes(task, largest.count, at_a_time)};
   for (int p = 0; p < task.ranks - 1; ++p) of.x.gives.add(p, task.rank);
   if (two_steps) of.x.passes = of.x.gives;
   const std::size_t of_thread = lines ? cuda::kLineUnit : cuda::kPacketBytes;
-  const std::size_t part_bytes = std::min(part * size_of(call.dtype), task.row_bytes);
-  const std::size_t wanted = round_up((part_bytes + of_thread - 1) / of_thread, 32);
+  const std::size_t share_bytes = largest.count * size_of(call.dtype);
+  const std::size_t wanted = round_up((share_bytes + of_thread - 1) / of_thread, 32);
   const int threads = std::clamp(static_cast<int>(wanted), kFewestThreads, cuda::kMaxThreads);
   of.x.piece_bytes = static_cast<unsigned>(static_cast<std::size_t>(threads) * of_thread);
   const std::size_t teams = std::min(steps, static_cast<std::size_t>(most_blocks) / cluster);

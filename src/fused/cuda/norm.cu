@@ -14,14 +14,18 @@ __device__ inline void join(const Finish& of, std::size_t row, byte* held) {
   using Joined = Elements<T, kVector>;
   const Work& work = of.work;
   const unsigned hidden = work.hidden;
-  const std::size_t begin = row * work.row_bytes;
+  const auto elements = [&](const byte* rows) {
+    return reinterpret_cast<const T*>(rows + row * work.row_bytes);
+  };
+  const T *const sums = elements(of.sums), *const residual = elements(work.residual);
+  T *const out = const_cast<T*>(elements(work.residual_out)), *const kept = reinterpret_cast<T*>(held);
   for (unsigned first = threadIdx.x * kVector; first < hidden; first += kAhead * kStride) {
     Joined sum[kAhead], rest[kAhead];
 #pragma unroll
     for (int k = 0; k < kAhead; ++k)
       if (const unsigned at = first + k * kStride; at < hidden) {
-        sum[k] = load<kFast, T, kVector>(of.sums + begin, at, hidden, work.whole);
-        rest[k] = load<kFast, T, kVector>(work.residual + begin, at, hidden, work.whole);
+        sum[k] = load<kFast, T, kVector>(sums + at, hidden - at, work.whole);
+        rest[k] = load<kFast, T, kVector>(residual + at, hidden - at, work.whole);
       }
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
@@ -33,8 +37,8 @@ __device__ inline void join(const Finish& of, std::size_t row, byte* held) {
 #pragma unroll
       for (int e = 0; e < kVector; ++e) some[e] = some[e] + others[e];
       const auto joined = Joined::narrow(some);
-      store<kFast>(work.residual_out + begin, joined, at, hidden, work.whole);
-      if (kFast || of.row_bytes > 0) store<kFast>(held, joined, at, hidden, true);
+      store<kFast>(out + at, joined, hidden - at, work.whole);
+      if (kFast || of.row_bytes > 0) store<kFast>(kept + at, joined, hidden - at, true);
     }
   }
 }
@@ -47,14 +51,14 @@ __global__ void __launch_bounds__(kThreads, kThreads > kSummers ? 1 : 3)
   cuda::follow_last_kernel();
   const Work& work = of.work;
   const std::size_t row = blockIdx.x;
-  const Span span{0, work.hidden};
-  const Weights<T> weights = weights_of<T>(work, span);
+  const Share share(0, kRowBits, work.hidden);
+  const Weights<T> weights = weights_of<T>(work, share);
   join<T, kThreads, kFast>(of, row, held);
   __syncthreads();
   const Values values = kFast || of.row_bytes > 0
-                            ? Values{held, true}
-                            : Values{work.residual_out + row * work.row_bytes, work.whole};
-  Finisher<T, kFast>(work, span, weights, values, row).run();
+                            ? Values{held, true, true}
+                            : Values{work.residual_out + row * work.row_bytes, true, work.whole};
+  Finisher<T, kFast>(work, share, weights, values, row, Rounds(1, 0)).run();
 }
 
 template <class T, bool kFast>

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "base/bytes.hpp"
+#include "base/norm.hpp"
 #include "cuda/exchange.hpp"
 #include "unisono/fused.hpp"
 
@@ -21,8 +22,28 @@ struct Work {
   bool whole;  // every row begins where 8 elements can be loaded at once
 };
 
-// A kernel's rows lie in a block's shared memory too, `row_bytes` each, if that is not 0; else they are read
-// from residual_out again.
+inline constexpr unsigned kRowBits = 10;  // of a share that is the row
+static_assert(norm::kPartials == 1u << kRowBits);
+
+// The elements of a row that a block has: of each kPartials that follow each other, the block-th stretch of
+// 2^bits. So all elements of its partial sums are its own.
+struct Share {
+  UNISONO_PORTABLE Share(unsigned number, unsigned log2, unsigned hidden) : block(number), bits(log2) {
+    constexpr auto kAll = static_cast<unsigned>(norm::kPartials);
+    const unsigned rest = hidden % kAll, begin = block << bits, most = 1u << bits;
+    count = hidden / kAll << bits;
+    if (rest > begin) count += rest - begin < most ? rest - begin : most;
+  }
+  // Returns which element of the row is the i-th of these.
+  UNISONO_PORTABLE unsigned in_row(unsigned i) const {
+    constexpr auto kAll = static_cast<unsigned>(norm::kPartials);
+    return (i >> bits) * kAll + (block << bits) + (i & ((1u << bits) - 1));
+  }
+  unsigned block, bits, count;
+};
+
+// What a block has of a kernel's rows lies in its shared memory too, `row_bytes` for each, if that is not 0;
+// else it is read from residual_out again.
 inline constexpr std::size_t kMostShared = std::size_t{92} << 10;  // of a block; fits twice on an SM
 
 // The parameter of a kernel that finishes rows of sums, a block each. sums may be any output.
@@ -32,16 +53,15 @@ struct Finish {
   unsigned row_bytes;  // as above
 };
 
-// The parameter of a kernel that also sums. A cluster of blocks takes a row at a time, each block a part of
-// it.
+// The parameter of a kernel that also sums. A cluster of blocks takes a row at a time, each block its share.
 struct SumAndFinish {
   cuda::Exchange x;
   Work work;
   const byte* rows;    // x
   std::size_t count;   // of rows
   unsigned steps;      // rows that an owner has; in one step: all rows
-  unsigned part;       // elements of a row, of each block; whole blocks of 128
   unsigned cluster;    // blocks
+  unsigned bits;       // of their shares
   unsigned row_bytes;  // as above
 };
 
