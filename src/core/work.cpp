@@ -34,7 +34,8 @@ void Work::wait(std::optional<double> timeout_s) const {
   if (timeout_s)
     until = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                std::chrono::duration<double>(check_timeout_s(*timeout_s)));
-  state_->move_on(until);
+  // a call that has ended takes no lock, since a transport in Python may hold it and wait for the GIL
+  if (!state_->done.load(std::memory_order_acquire)) state_->move_on(until);
   std::unique_lock lock(state_->mutex);
   const auto done = [this] { return state_->done.load(); };
   if (!until) {

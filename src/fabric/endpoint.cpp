@@ -210,9 +210,8 @@ int FabricEndpoint::usual_channel(int peer) const {
   return settings_.policy == ChannelPolicy::single ? 0 : (peer + rank_) % channels();
 }
 
-Write FabricEndpoint::write_to(int peer, std::size_t region, std::uint64_t offset, std::size_t bytes,
+Write FabricEndpoint::write_to(int peer, const Announcement& its, std::uint64_t offset, std::size_t bytes,
                                int channel, Kind kind, std::uint64_t number) const {
-  const Announcement& its = of(peer).regions[region];
   if (!its.holds(offset, bytes))
     watch_.broken(peer, "its region of " + std::to_string(its.bytes) + " bytes has no " +
                             std::to_string(bytes) + " at " + std::to_string(offset));
@@ -227,26 +226,29 @@ Write FabricEndpoint::write_to(int peer, std::size_t region, std::uint64_t offse
 
 void* FabricEndpoint::descriptor(const byte* from, std::size_t bytes, int channel) const {
   for (const auto& region : regions_)
-    if (region && region->holds(from, bytes))
-      return region->registrations[static_cast<std::size_t>(channel)]->descriptor();
+    if (region && region->holds(from, bytes)) return region->descriptor(channel);
   return nullptr;
 }
 
 // Takes its numbers before the first wait: transfers of a kind to a peer are numbered in the order of calls.
+// Of a parcel the region means nothing.
 fabric::Task FabricEndpoint::transfer(int peer, const byte* from, std::size_t bytes, std::size_t region,
-                                      std::uint64_t offset, Kind kind) {
+                                      std::uint64_t offset, Kind kind, Parcel* parcel) {
   const std::size_t writes = parts(bytes);
   const std::uint64_t first = of(peer).number(kind);
   of(peer).number(kind) += writes;
-  of(peer).in_flight.add();  // until all is queued
+  fabric::Batch& batch = parcel ? parcel->written : of(peer).in_flight;
+  batch.add();  // until all is queued
   for (std::size_t i = 0; i < writes; ++i) {
     const Part one = part(peer, bytes, i);
-    Write write = write_to(peer, region, offset + one.begin, one.bytes, one.channel, kind, first + i);
+    Write write = write_to(peer, parcel ? parcel->to : of(peer).regions[region], offset + one.begin,
+                           one.bytes, one.channel, kind, first + i);
     write.from = from + one.begin;
-    write.descriptor = descriptor(write.from, one.bytes, one.channel);
-    co_await channels_[static_cast<std::size_t>(one.channel)]->write(write, of(peer).in_flight);
+    write.descriptor =
+        parcel ? parcel->memory.descriptor(one.channel) : descriptor(write.from, one.bytes, one.channel);
+    co_await channels_[static_cast<std::size_t>(one.channel)]->write(write, batch);
   }
-  of(peer).in_flight.complete();
+  batch.complete();
 }
 
 void FabricEndpoint::start(fabric::Task task) {
@@ -274,6 +276,16 @@ void FabricEndpoint::put_far(const Dst& to, const byte* from, std::size_t bytes)
                 "none of its regions has " + std::to_string(bytes) + " bytes at the place that it announced");
 }
 
+void FabricEndpoint::give(int peer, Parcel& parcel) {
+  const fabric::Region& mine = parcel.memory;
+  start(transfer(peer, mine.memory.get(), mine.bytes, kScratch, 0, Kind::bulk, &parcel));
+}
+
+void FabricEndpoint::expect(int peer, Parcel& parcel) {
+  parcel.first = of(peer).parcels_expected;
+  parcel.end = of(peer).parcels_expected += parts(parcel.memory.bytes);
+}
+
 // ---- signals and pieces -----------------------------------------------------------------------------------
 
 // Sends a note, which `finish` waits for like other writes. A note behind others may lie in a queue that
@@ -288,7 +300,7 @@ void FabricEndpoint::note(int peer, Kind kind, std::uint64_t value) {
   if (!settings_.provider.datagrams) return start(transfer(peer, own, sizeof value, kScratch, offset, kind));
   const int channel = usual_channel(peer);
   fabric::Channel& on = *channels_[static_cast<std::size_t>(channel)];
-  Write write = write_to(peer, kScratch, offset, sizeof value, channel, kind, number);
+  Write write = write_to(peer, of(peer).regions[kScratch], offset, sizeof value, channel, kind, number);
   write.from = own;
   if (on.nic().tx_attr->inject_size >= sizeof value && on.try_inject(write)) ++of(peer).number(kind);
   else start(transfer(peer, own, sizeof value, kScratch, offset, kind));

@@ -118,6 +118,22 @@ class FabricEndpoint {
   // number, or if the region ends before `bytes`.
   byte* reach(int peer, std::uint32_t number, std::uint64_t offset, std::size_t bytes) const;
 
+  // A message from memory of one rank straight to memory of another, beside the regions. It stays until the
+  // writes are complete, also if nobody waits for them any more.
+  struct Parcel {
+    fabric::Region memory;             // this rank's end
+    fabric::Announcement to;           // the receiver's end, for the sender
+    fabric::Batch written;             // of the sender
+    std::uint64_t first = 0, end = 0;  // numbers of the writes, for the receiver
+  };
+  // Both ranks begin the parcels between them in the same order. Requires: the endpoint has no calls that
+  // write to regions.
+  void give(int peer, Parcel& parcel);
+  void expect(int peer, Parcel& parcel);
+  bool has_come(int peer, const Parcel& parcel) const {
+    return of(peer).has(fabric::Kind::bulk).has(parcel.first, parcel.end);
+  }
+
   bool needs_local_registration() const { return channels_.front()->needs_local_registration(); }
   std::size_t most_bytes() const { return most_bytes_; }             // of one write
   std::size_t least_share() const { return settings_.least_share; }  // of a transfer, for one channel
@@ -154,6 +170,7 @@ class FabricEndpoint {
     std::uint64_t sent[fabric::kKinds] = {};  // writes to it
     std::uint64_t met = 0;                    // meetings waited for
     std::uint64_t pieces_given = 0, pieces_taken = 0, parts_taken = 0;
+    std::uint64_t parcels_expected = 0;  // writes
     fabric::Batch in_flight;
     const fabric::Arrivals& has(fabric::Kind kind) const { return arrived[static_cast<int>(kind)]; }
     std::uint64_t& number(fabric::Kind kind) { return sent[static_cast<int>(kind)]; }
@@ -174,10 +191,10 @@ class FabricEndpoint {
   Part part(int peer, std::size_t bytes, std::size_t index) const;
   int usual_channel(int peer) const;
 
-  fabric::Write write_to(int peer, std::size_t region, std::uint64_t offset, std::size_t bytes, int channel,
-                         fabric::Kind kind, std::uint64_t number) const;
+  fabric::Write write_to(int peer, const fabric::Announcement& its, std::uint64_t offset, std::size_t bytes,
+                         int channel, fabric::Kind kind, std::uint64_t number) const;
   fabric::Task transfer(int peer, const byte* from, std::size_t bytes, std::size_t region,
-                        std::uint64_t offset, fabric::Kind kind);
+                        std::uint64_t offset, fabric::Kind kind, Parcel* parcel = nullptr);
   void start(fabric::Task task);
   void put_far(const Dst& to, const byte* from, std::size_t bytes);
   void* descriptor(const byte* from, std::size_t bytes, int channel) const;

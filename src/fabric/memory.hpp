@@ -53,6 +53,10 @@ struct Region {
     return at >= memory.get() && at <= memory.get() + bytes &&
            bytes_there <= bytes - static_cast<std::size_t>(at - memory.get());
   }
+  // Returns what writes from it need; null if the provider wants nothing.
+  void* descriptor(int channel) const {
+    return registrations.empty() ? nullptr : registrations[static_cast<std::size_t>(channel)]->descriptor();
+  }
   Announcement announcement() const;
 };
 

@@ -2,11 +2,14 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <stop_token>
 #include <thread>
 #include <vector>
 
+#include "base/failure.hpp"
 #include "core/backend.hpp"
 #include "fabric/communicator.hpp"
 #include "fabric/records.hpp"
@@ -134,9 +137,18 @@ class FabricTransport final : public Transport {
 
 std::shared_ptr<unisono::Transport> unisono::fabric_transport(Bootstrap& bootstrap,
                                                               const Communicator::Options& options) {
-  const Communicator::Options own{
-      .timeout_s = options.timeout_s, .check = false, .fabric = Communicator::Fabric{}};
+  // An exchange hears of failures among the records too: its peer may never begin it.
+  const auto hear = std::make_shared<std::function<void()>>();
+  const Communicator::Options own{.timeout_s = options.timeout_s,
+                                  .check = false,
+                                  .fabric = Communicator::Fabric{},
+                                  .while_waiting = [hear] {
+                                    if (*hear) (*hear)();
+                                  }};
   auto comm = fabric::make_communicator(bootstrap, own);
-  return std::make_shared<nodes::FabricTransport>(
-      std::move(comm), fabric::make_records(bootstrap, own.timeout_s.value_or(default_timeout_s())));
+  auto records = fabric::make_records(bootstrap, own.timeout_s.value_or(default_timeout_s()));
+  *hear = [at = comm.get(), heard = records.get()] {
+    if (const auto failure = heard->heard()) at->fail(failure_told(*failure));
+  };
+  return std::make_shared<nodes::FabricTransport>(std::move(comm), std::move(records));
 }

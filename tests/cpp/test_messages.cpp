@@ -18,7 +18,8 @@
 namespace unisono::test {
 namespace {
 
-constexpr std::size_t kSizes[] = {0, 1, 63, 1000, 16384, 16385, 70001, 1000003};
+// 16312 and 131000 are the most of a record over the fabric's shm and tcp.
+constexpr std::size_t kSizes[] = {0, 1, 63, 1000, 16312, 16313, 16384, 16385, 70001, 131000, 131001, 1000003};
 constexpr int kSizesNumber = static_cast<int>(std::size(kSizes));
 
 // A letter for each rank, which names its node.

@@ -69,7 +69,7 @@ class Faults : public OnLayout {};
 INSTANTIATE_TEST_SUITE_P(Nodes, Faults, testing::Values("aa", "ab", "ab/records", "ab/fabric"));
 
 TEST_P(Faults, ALongerOneIsAnErrorOnBothRanks) {
-  for (const std::size_t bytes : {std::size_t{10}, std::size_t{100000}}) {
+  for (const std::size_t bytes : {std::size_t{10}, std::size_t{1000000}}) {
     Texts texts(2);
     on_layout(GetParam(), [&](Communicator& comm) {
       Bytes x(bytes), y(bytes - 1);

@@ -35,7 +35,10 @@ def play(transport: str, program: str, nodes: str) -> ranks.Outcome:
     return ranks.play(len(nodes), f"message_programs:{program}", nodes, env=env)
 
 
-@pytest.mark.parametrize(("program", "nodes"), [("messages", "ab"), ("messages", "abb"), ("large", "abab")])
+@pytest.mark.parametrize(
+    ("program", "nodes"),
+    [("messages", "ab"), ("messages", "abb"), ("large", "abab"), ("borders", "ab"), ("borders", "aba")],
+)
 def test_messages(transport: str, program: str, nodes: str) -> None:
     assert play(transport, program, nodes).results() == [[]] * len(nodes)
 
@@ -53,11 +56,19 @@ def test_a_deadline(transport: str) -> None:
     assert re.match(pattern, errors[0]["text"]), errors
 
 
-def test_a_lost_peer(transport: str) -> None:
+def test_a_deadline_of_a_long_message(transport: str) -> None:
+    errors = [one["error"] for one in play(transport, "late_send", "ab").results()]
+    assert {error["type"] for error in errors} == {"TimeoutError"}, errors
+    assert len({error["text"] for error in errors}) == 1, errors
+    assert errors[0]["text"].startswith("send with tag 3 of rank 0 has waited 1 s for rank 1: "), errors
+
+
+@pytest.mark.parametrize("program", ["lost", "lost_midway"])
+def test_a_lost_peer(transport: str, program: str) -> None:
     """A rank that has died is named. MPI's launcher ends the others."""
     if transport == "mpi":
         pytest.skip("mpiexec ends the other ranks")
-    outcome = play(transport, "lost", "aba")
+    outcome = play(transport, program, "aba")
     for rank in (0, 2):
         error = outcome.ranks[rank]["result"]["error"]
         assert error["type"] == "PeerLostError", outcome

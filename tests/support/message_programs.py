@@ -6,6 +6,7 @@ import mmap
 import os
 import signal
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,48 @@ def large(nodes: str = "") -> list[object]:
     return wrong
 
 
+def borders(nodes: str = "") -> list[object]:
+    """Messages around the most that travels at once by any transport, and longer, all of every pair of ranks
+    under way at once, with crossing tags. Returns what is wrong."""
+    layout(nodes)
+    sizes = (4000, 4001, 16_312, 16_313, 65_536, 65_537, 131_000, 131_001, (1 << 20) + 7, 5_000_003)
+    wrong: list[object] = []
+    with unisono.init() as comm:
+        others = [r for r in range(comm.size) if r != comm.rank]
+
+        def content(source: int, to: int, number: int) -> np.ndarray[Any, Any]:
+            return np.random.default_rng((source, to, number)).integers(0, 256, sizes[number], np.uint8)
+
+        def send() -> list[unisono.Work]:
+            return [
+                comm.send(content(comm.rank, r, i), r, tag=i // 2, asynchronous=True)
+                for r in others
+                for i in range(len(sizes))
+            ]
+
+        for source in (None, unisono.ANY_SOURCE):
+            works = send() if comm.rank % 2 else []  # the others have receives first
+            receives = [
+                (tag, comm.recv(np.zeros(sizes[2 * tag + 1] + 1, np.uint8), one, tag=tag, asynchronous=True))
+                for tag in reversed(range(len(sizes) // 2))
+                for one in (others if source is None else [source] * len(others))
+                for _ in range(2)
+            ]
+            works += [] if comm.rank % 2 else send()
+            come: Counter[tuple[int, int]] = Counter()
+            for tag, work in receives:
+                received = work.wait()
+                number = 2 * tag + come[received.source, tag]  # in the order of that rank's sends
+                come[received.source, tag] += 1
+                n, data = sizes[number], content(received.source, comm.rank, number)
+                if received.nbytes != n or (received.array[:n] != data).any() or received.array[n:].any():
+                    wrong.append((source, number, repr(received)))
+            for work in works:
+                work.wait()
+            comm.barrier()
+    return wrong
+
+
 def ends_with_messages(nodes: str) -> float:
     """Sends messages, of which none is long, and leaves before they are received. Returns what has come."""
     layout(nodes)
@@ -107,6 +150,42 @@ def lost(nodes: str) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGKILL)
     source = 1 if comm.rank == 0 else unisono.ANY_SOURCE
     return attempt(lambda: comm.recv(np.zeros(1), source, tag=3))
+
+
+def lost_midway(nodes: str) -> dict[str, Any]:
+    """Rank 1 dies while a long message of rank 0 comes to it, and one of its own goes to rank 2."""
+    layout(nodes)
+    comm = unisono.init(timeout_s=30)
+    data = np.zeros(20_000_000, np.uint8)
+    if comm.rank == 1:
+        for i in range(3):
+            both = (
+                comm.send(data, 2, tag=3, asynchronous=True),
+                comm.recv(np.empty_like(data), 0, tag=4, asynchronous=True),
+            )
+            if i == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            for work in both:
+                work.wait()
+
+    def go_on() -> None:
+        while True:
+            if comm.rank == 0:
+                comm.send(data, 1, tag=4)
+            else:
+                comm.recv(data, 1, tag=3)
+
+    return attempt(go_on)
+
+
+def late_send(nodes: str) -> dict[str, Any]:
+    """Rank 1 does not receive a long message of rank 0."""
+    layout(nodes)
+    comm = unisono.init(timeout_s=30)
+    comm.barrier()
+    if comm.rank == 1:
+        return attempt(comm.barrier)
+    return attempt(lambda: comm.send(np.zeros(5_000_000), 1, tag=3, timeout_s=1))
 
 
 def late(nodes: str) -> dict[str, Any]:
