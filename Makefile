@@ -127,6 +127,7 @@ wheel-aarch64: $(HAVE)unisono $(HAVE)wheel build/aarch64.configured
 	  $(PIP) wheel --no-build-isolation --no-deps -w build/wheel-aarch64 .
 	AUDITWHEEL_LD_LIBRARY_PATH=/usr/aarch64-linux-gnu/lib auditwheel repair -w dist build/wheel-aarch64/*.whl
 
+# Nothing of this build runs: the host's code is optimised as little as the compiler's warnings allow.
 cuda-check: $(HAVE)cuda
 	nvcc=$$(compgen -G '$(abspath $(VENV))/lib/python3*/site-packages/nvidia/cu13/bin/nvcc')
 	cmake --preset cuda -DCMAKE_CUDA_COMPILER="$$nvcc" -DCMAKE_CUDA_HOST_COMPILER="$${CXX:-g++}" \
