@@ -10,7 +10,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .PHONY: bench test test-cpp test-python lint lint-includes lint-python lint-types lint-cpp lint-shell lint-tidy format \
-        torch-suite torch-programs sanitize sanitize-thread sanitize-address cross-test wheel wheel-aarch64 cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
+        torch-suite torch-programs sanitize sanitize-thread sanitize-address built-thread built-address \
+        cross-test wheel wheel-aarch64 cuda-check gpu-test gpu-bench gpu-sanitize gpu-wheels clean distclean
 
 PYTHON ?= python3
 # resolved now, before .venv comes first in PATH
@@ -94,9 +95,11 @@ sanitize: sanitize-thread sanitize-address
 
 # Leaves out 5 and 8 ranks, the longest layouts of a test, and the fabric's slow providers, where others take the same
 # paths. The thread sanitizer has no tests of a single thread.
-sanitize-thread sanitize-address: sanitize-%: build/%.configured
-	cmake --build --preset $*
+sanitize-thread sanitize-address: sanitize-%: built-%
 	ctest --preset $* -j $(JOBS) -E 'Ranks/.*/[58]$$|EachExchangeOfEachRank/"(aabb|abab|abb)"|Messages.*/"aaaaa+"|/(sockets|udp_ofi_rxd)$$' $(CTEST)
+
+built-thread built-address: built-%: build/%.configured
+	cmake --build --preset $*
 
 # Runs C++ tests for aarch64 under qemu-user (Debian: g++-aarch64-linux-gnu, qemu-user): those of what depends on the
 # processor (tests/cpp/CMakeLists.txt), on up to 3 ranks, without the longest. The copies between processes skip
