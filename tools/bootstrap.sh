@@ -18,6 +18,7 @@ die() {
 # Unpacks a Debian package under build/debian/root. The second argument names the package to install instead.
 unpack() {
   local package=$1 instead=$2 apt
+  [[ ! -e $debian/$package.unpacked ]] || return 0 # others may read it at this moment
   command -v apt-get >/dev/null || die "there is no apt-get here: install $instead and try again."
   mkdir -p "$debian"/{lists,cache/archives}/partial "$debian/root"
   apt=(apt-get -qq -o Dir::State::Lists="$debian/lists" -o Dir::Cache="$debian/cache" -o Acquire::Languages=none -o APT::Sandbox::User=root)
@@ -27,6 +28,7 @@ unpack() {
       die "apt-get could not download $package: check the network, or install $instead and try again."
   fi
   dpkg -x "$debian/cache/$package"_*.deb "$debian/root" || die "$package is damaged: remove build/debian and try again."
+  touch "$debian/$package.unpacked"
 }
 
 venv() {

@@ -1,6 +1,7 @@
-"""Checks that includes point down: no file includes a header of a layer above its own.
+"""Checks that includes point down: no file includes a header of a layer above its own. And that a source
+uses each name that it declares by `using`, which clang-tidy sees only in sources that it reads by themselves.
 
-Usage: check_includes.py [ROOT]. Prints FILE:LINE for each include that points up; the exit status is then 1.
+Usage: check_includes.py [ROOT]. Prints FILE:LINE for each that is wrong; the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ LAYERS = (
 )
 HEIGHT = {folder: height for height, layer in enumerate(LAYERS) for folder in layer}
 INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
+USING = re.compile(r"\s*using\s+[\w:]+::(\w+);")
 SUFFIXES = {".hpp", ".cpp", ".cuh", ".cu", ".h"}
 
 
@@ -57,7 +59,23 @@ def wrong_includes(root: Path) -> list[str]:
     return wrong
 
 
+def unused_names(root: Path) -> list[str]:
+    """Returns a line for each name that a source declares by `using` and has nowhere else."""
+    unused = []
+    for path in (
+        path for top in ("src", "bindings", "tests/cpp") for path in sorted((root / top).rglob("*.cpp"))
+    ):
+        text = path.read_text()
+        for number, line in enumerate(text.splitlines(), 1):
+            if (found := USING.match(line)) and len(re.findall(rf"\b{found[1]}\b", text)) == 1:
+                unused.append(
+                    f"{path.relative_to(root)}:{number}: nothing uses {found[1]}: remove its using."
+                )
+    return unused
+
+
 if __name__ == "__main__":
-    found = wrong_includes(Path(sys.argv[1] if len(sys.argv) > 1 else "."))
+    top = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    found = wrong_includes(top) + unused_names(top)
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(bool(found))

@@ -224,6 +224,7 @@ bool NcclTransport::within_deadline(const std::function<bool()>& done,
   return true;
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): where there is a communicator, the library is open already
 void NcclTransport::abort(bool late) noexcept {
   const std::scoped_lock lock(aborting_);
   if (late) late_ = true;  // first: a thread within NCCL comes back with an error, and asks why

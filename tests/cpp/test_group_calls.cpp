@@ -17,7 +17,7 @@
 namespace unisono::test {
 namespace {
 
-constexpr double kLong = 120;  // timeout in s
+constexpr double kTimeout = 120;  // s
 
 // Enough for the ranks to time their chunks again, and for pieces of odd sizes to go around their rings. Each
 // round has other data at each place. With a sanitizer a loop over all takes longest: it compares every 61st
@@ -25,7 +25,7 @@ constexpr double kLong = 120;  // timeout in s
 TEST(Chunks, AreTimedAgainWhileCallsGoOn) {
   constexpr std::size_t kMany = 9'000'001, kStep = UNISONO_SANITIZED ? 61 : 1;  // elements
   constexpr std::size_t kRounds = UNISONO_SANITIZED ? 9 : 12;
-  on_ranks(2, {.timeout_s = kLong}, [](Communicator& comm) {
+  on_ranks(2, {.timeout_s = kTimeout}, [](Communicator& comm) {
     std::vector<int> x(kMany), y(kMany);
     for (std::size_t i = 0; i < kMany; ++i) x[i] = static_cast<int>(i) * (comm.rank() + 1);
     for (std::size_t round = 0; round < kRounds; ++round) {
@@ -63,7 +63,7 @@ TEST(Mismatch, RaisesTheSameErrorOnEveryRankNowAndLater) {
   };
   for (const auto& [part, wrong] : calls) {
     Texts first(4), second(4);
-    on_ranks(4, {.timeout_s = kLong, .check = true}, [&, wrong = wrong](Communicator& comm) {
+    on_ranks(4, {.timeout_s = kTimeout, .check = true}, [&, wrong = wrong](Communicator& comm) {
       Words words;
       comm.all_reduce(words.call());
       first[comm.rank()] = text_of<MismatchError>([&] { wrong(comm, words.call()); });
@@ -79,7 +79,7 @@ TEST(Mismatch, RaisesTheSameErrorOnEveryRankNowAndLater) {
 // Calls are compared before a factor scales an input in place.
 TEST(Mismatch, LeavesAnInputThatWouldBeScaled) {
   Texts texts(2);
-  on_ranks(2, {.timeout_s = kLong, .check = true}, [&](Communicator& comm) {
+  on_ranks(2, {.timeout_s = kTimeout, .check = true}, [&](Communicator& comm) {
     std::vector<float> x(5, 3);
     const std::size_t count = comm.rank() == 0 ? 5 : 4;
     texts[comm.rank()] = text_of<MismatchError>(
@@ -137,7 +137,7 @@ TEST(Mismatch, OfPlans) {
   };
   for (const Case& one : cases) {
     Texts texts(2);
-    on_ranks(2, {.timeout_s = kLong, .check = true}, [&](Communicator& comm) {
+    on_ranks(2, {.timeout_s = kTimeout, .check = true}, [&](Communicator& comm) {
       const char* algorithm = comm.rank() == 0 ? one.mine : one.theirs;
       Tuning(comm).set_plan(
           {{one.collective, false, rest, algorithm}, {one.collective, true, rest, algorithm}});
@@ -151,7 +151,7 @@ TEST(Mismatch, OfPlans) {
 
 TEST(Mismatch, OfSymmetricMemory) {
   Texts texts(3);
-  on_ranks(3, {.timeout_s = kLong, .check = false}, [&](Communicator& comm) {
+  on_ranks(3, {.timeout_s = kTimeout, .check = false}, [&](Communicator& comm) {
     texts[comm.rank()] = text_of<MismatchError>([&] { comm.empty(comm.rank() == 1 ? 200 : 100); });
   });
   texts.expect_one();
@@ -160,7 +160,7 @@ TEST(Mismatch, OfSymmetricMemory) {
 TEST(Mismatch, OfAPairAndOfParts) {
   Texts pair(2), parts(2);
   std::barrier ready(2);  // otherwise one rank may fail the group before the other begins
-  on_ranks(2, {.timeout_s = kLong, .check = true}, [&](Communicator& comm) {
+  on_ranks(2, {.timeout_s = kTimeout, .check = true}, [&](Communicator& comm) {
     Words words;
     const int peer = 1 - comm.rank();
     ready.arrive_and_wait();
@@ -172,7 +172,7 @@ TEST(Mismatch, OfAPairAndOfParts) {
     });
   });
   pair.expect_one();
-  on_ranks(2, {.timeout_s = kLong, .check = true}, [&](Communicator& comm) {
+  on_ranks(2, {.timeout_s = kTimeout, .check = true}, [&](Communicator& comm) {
     Words words;
     const std::vector<std::size_t> sends{1, 1},
         receives = comm.rank() == 0 ? std::vector<std::size_t>{1, 2} : sends;
@@ -182,7 +182,7 @@ TEST(Mismatch, OfAPairAndOfParts) {
 }
 
 TEST(Usage, AWrongCallMovesNothingAndFailsNoRank) {
-  on_ranks(3, {.timeout_s = kLong, .check = false}, [&](Communicator& comm) {
+  on_ranks(3, {.timeout_s = kTimeout, .check = false}, [&](Communicator& comm) {
     Words words;
     words.in[0] = 2;
     if (comm.rank() == 1) {
@@ -200,7 +200,7 @@ TEST(Usage, AWrongCallMovesNothingAndFailsNoRank) {
 }
 
 TEST(Usage, ADirectExchangeInPlaceIsRefusedAlike) {
-  on_ranks(3, {.timeout_s = kLong, .check = false}, [&](Communicator& comm) {
+  on_ranks(3, {.timeout_s = kTimeout, .check = false}, [&](Communicator& comm) {
     Words words;
     Call call = words.call();
     call.out = words.in, call.algorithm = "direct";
@@ -210,7 +210,7 @@ TEST(Usage, ADirectExchangeInPlaceIsRefusedAlike) {
 }
 
 TEST(Usage, ClosingIsIdempotentAndFinal) {
-  on_ranks(1, {.timeout_s = kLong, .check = false}, [&](Communicator& comm) {
+  on_ranks(1, {.timeout_s = kTimeout, .check = false}, [&](Communicator& comm) {
     Words words;
     EXPECT_FALSE(comm.closed());
     comm.close();
@@ -227,14 +227,14 @@ TEST(Usage, ACallOfAnotherThreadWaitsForItsTurn) {
   std::latch released(1);
   const auto bootstraps = thread_bootstraps(2, std::chrono::seconds(120));
   std::thread peer([&] {
-    Communicator comm(bootstraps[1], {.timeout_s = kLong, .check = true});
+    Communicator comm(bootstraps[1], {.timeout_s = kTimeout, .check = true});
     released.wait();
     Words words;
     comm.barrier();
     comm.all_reduce(words.call());
   });
   bool made = false, signalled = false;  // the constructor may wait too
-  Communicator comm(bootstraps[0], {.timeout_s = kLong, .check = true, .while_waiting = [&] {
+  Communicator comm(bootstraps[0], {.timeout_s = kTimeout, .check = true, .while_waiting = [&] {
                                       if (made && !std::exchange(signalled, true)) inside.set_value();
                                     }});
   made = true;
@@ -252,7 +252,7 @@ TEST(Usage, ACallOfAnotherThreadWaitsForItsTurn) {
 
 TEST(Memory, TooMuchIsRefusedOnEveryRankAndTheCommunicatorGoesOn) {
   constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
-  on_ranks(3, {.timeout_s = kLong, .check = false}, [&](Communicator& comm) {
+  on_ranks(3, {.timeout_s = kTimeout, .check = false}, [&](Communicator& comm) {
     for (const std::size_t absurd :
          {most, most - 4095, most / 2, std::size_t{1} << 62, std::size_t{1} << 50}) {
       EXPECT_THROW(comm.empty(absurd), ResourceError) << absurd;
@@ -267,7 +267,7 @@ TEST(Memory, TooMuchIsRefusedOnEveryRankAndTheCommunicatorGoesOn) {
 
 TEST(Memory, OutlivesItsCommunicator) {
   Buffer kept[2];
-  on_ranks(2, {.timeout_s = kLong, .check = false}, [&](Communicator& comm) {
+  on_ranks(2, {.timeout_s = kTimeout, .check = false}, [&](Communicator& comm) {
     Buffer& mine = kept[comm.rank()] = comm.empty(sizeof(float));
     *static_cast<float*>(mine.data()) = 3;
     comm.all_reduce({.in = mine.data(), .out = mine.data(), .count = 1});

@@ -19,7 +19,7 @@ namespace {
 using test::all_kernels;
 using test::Bytes;
 
-constexpr std::size_t kGuard = 64;
+constexpr std::size_t kMargin = 64;
 
 float read(DType dtype, const std::byte* at, std::size_t i) {
   if (dtype == DType::f32) return test::get<float>(at, i);
@@ -91,8 +91,8 @@ TEST_P(OfRows, AreWeighedInTheirOrder) {
           write(dtype, expected.data(), i, sum);
         }
         for (const Kernels* kernels : all_kernels()) {
-          Bytes out(expected.size() + 2 * kGuard, std::byte{0x5a});
-          std::byte* to = out.data() + kGuard - 3;
+          Bytes out(expected.size() + 2 * kMargin, std::byte{0x5a});
+          std::byte* to = out.data() + kMargin - 3;
           kernels->rows.weigh[static_cast<int>(dtype)](to, srcs.data(), weighted ? weights.data() : nullptr,
                                                        n, count);
           EXPECT_EQ(test::first_difference(dtype, to, expected.data(), count), -1)
@@ -180,9 +180,9 @@ void expect_quantised(DType dtype, const std::byte* row, std::size_t count) {
     for (const Kernels* kernels : all_kernels()) {
       const std::string what = std::string(kernels->instruction_set) + ", form " +
                                std::to_string(static_cast<int>(form)) + ", " + std::to_string(count);
-      Quantised got{Bytes(count + 2 * kGuard, std::byte{0x5a}),
-                    Bytes(expected.scales.size() + 2 * kGuard, std::byte{0x5a})};
-      std::byte *codes = got.codes.data() + kGuard - 1, *scales = got.scales.data() + kGuard - 1;
+      Quantised got{Bytes(count + 2 * kMargin, std::byte{0x5a}),
+                    Bytes(expected.scales.size() + 2 * kMargin, std::byte{0x5a})};
+      std::byte *codes = got.codes.data() + kMargin - 1, *scales = got.scales.data() + kMargin - 1;
       kernels->rows.quantise[static_cast<int>(dtype)][static_cast<int>(form)](codes, scales, row, count);
       EXPECT_TRUE(std::equal(expected.codes.begin(), expected.codes.end(), codes)) << what;
       EXPECT_TRUE(std::equal(expected.scales.begin(), expected.scales.end(), scales)) << what;

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from bench_cli import COMMAND, bench, leave_launchers
 from unisono import records
+from unisono.bench import ceilings
 from unisono.cli import finish
 from unisono.cli.app import app
 from unisono.records.vocabulary import COLLECTIVES, PINGPONG
@@ -25,7 +26,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_launchers(monkeypatch)
 
 
-def test_the_schema_describes_the_written_lines(tmp_path: Path) -> None:
+def test_the_schema_describes_the_written_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ceilings are those of every run outside the tests."""
+    monkeypatch.delenv("UNISONO_CEILING_BYTES")
     result = CliRunner().invoke(app, ["schema"])
     assert result.exit_code == 0
     schema = json.loads(result.stdout)
@@ -35,6 +38,8 @@ def test_the_schema_describes_the_written_lines(tmp_path: Path) -> None:
     assert {json.loads(line)["type"] for line in lines} >= {"run", "ceiling", "result", "end"}
     for line in lines:
         jsonschema.validate(json.loads(line), schema)
+    copied = {one.bytes for one in records.read(tmp_path / "run").ceilings}
+    assert copied == {ceilings.usual_bytes(1)}
 
 
 def test_a_records_file_cut_in_the_middle_is_read_up_to_there(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""tools/check_includes.py: the order of the layers."""
+"""tools/check_includes.py: the order of the layers, and names that nothing uses."""
 
 from __future__ import annotations
 
@@ -46,3 +46,12 @@ def test_siblings_do_not_include_each_other(tmp_path: Path) -> None:
     done = check(tree(tmp_path, files))
     assert done.returncode == 1
     assert "src/nodes/b.hpp:1" in done.stdout and "src/new/c.hpp: its folder has no layer" in done.stdout
+
+
+def test_a_name_that_nothing_uses(tmp_path: Path) -> None:
+    text = (
+        "using std::map;\n  using host::Group;\n// bitmaps\nGroup make();\nusing Bytes = std::vector<byte>;\n"
+    )
+    done = check(tree(tmp_path, {"src/core/a.cpp": text}))
+    assert done.returncode == 1
+    assert done.stdout == "src/core/a.cpp:1: nothing uses map: remove its using.\n"

@@ -20,6 +20,9 @@ from typing import Any
 from unisono.bench.mpis import find_mpiexec, mpiexec_command
 
 PROGRAMS = Path(__file__).with_name("rank_main.py")
+FORKED = Path(__file__).with_name("ranks_main.py")
+# Ranks are forked from a process that has imported their program, except where an import may begin CUDA.
+_FORKS = not Path("/dev/nvidiactl").exists()
 _LAUNCH = (
     "import sys; from unisono.launch import run_local; "
     "sys.exit(run_local(int(sys.argv[1]), sys.argv[3:], nodes=int(sys.argv[2])))"
@@ -109,7 +112,9 @@ def play(
     """Runs `module:function` as `n` ranks, each with the JSON-able `args`."""
 
     def start(argv: Sequence[str]) -> Ended:
-        return launch(n, argv, env, timeout_s, nodes)
+        if not _FORKS:
+            return launch(n, argv, env, timeout_s, nodes)
+        return run([sys.executable, str(FORKED), str(n), str(nodes), *argv[2:]], env, timeout_s)
 
     return play_by(start, n, program, *args)
 

@@ -170,6 +170,7 @@ def other_calls(whats: list[str], check: bool) -> list[dict[str, Any]]:
 def _other_calls(what: str, comm: unisono.Communicator) -> dict[str, Any]:
     x, y = np.ones(1000, F32), np.ones(1000, F32)
     first, second = comm.register(x), comm.register(y)
+    Meeting().tell(0)  # a rank that is still registering would fail there
     calls: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "empty": (lambda: comm.register(np.ones(10, F32)), lambda: comm.empty(10, F32)),
         "barrier": (lambda: comm.register(np.ones(10, F32)), comm.barrier),

@@ -8,10 +8,13 @@ writes it.
 The ceiling of a case is copy_all_threads divided by the ranks that work: the rate of each rank when all copy.
 % of the ceiling (SoL) is bus bandwidth over the ceiling. At 100 % a rank's bus bytes took as long as one
 plain copy of them. More is possible if the data stays in the caches, or if a sum saves a pass over memory.
+
+UNISONO_CEILING_BYTES, for tests, is the size of a buffer.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 
@@ -41,8 +44,7 @@ class Ceilings:
 def measure(control: Control, align: Call, one_clock: bool) -> Ceilings:
     """Measures for about a second. All ranks call it in step. Raises MemoryError if two buffers do not fit.
     `one_clock`: whether the ranks have one clock, see `timing`."""
-    cache = max(provenance.caches().values(), default=USUAL_CACHE)
-    size = min(max(LEAST_BYTES, CACHES * cache // control.size), MOST_BYTES)
+    size = int(os.environ.get("UNISONO_CEILING_BYTES", "0")) or usual_bytes(control.size)
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     np.copyto(target, source)
     alone: list[float] = []
@@ -68,6 +70,12 @@ def measure(control: Control, align: Call, one_clock: bool) -> Ceilings:
         Ceiling(name="copy_all_threads", bytes=size * control.size, gbps=total, samples_gbps=together),
         total / control.size,
     )
+
+
+def usual_bytes(ranks: int) -> int:
+    """Returns the size of a buffer of each rank."""
+    cache = max(provenance.caches().values(), default=USUAL_CACHE)
+    return min(max(LEAST_BYTES, CACHES * cache // ranks), MOST_BYTES)
 
 
 def of_case(case: Case, per_rank_gbps: float) -> float:
