@@ -231,7 +231,7 @@ void* FabricEndpoint::descriptor(const byte* from, std::size_t bytes, int channe
 }
 
 // Takes its numbers before the first wait: transfers of a kind to a peer are numbered in the order of calls.
-// Of a parcel the region means nothing.
+// A parcel has places of its own: `region` and `offset` are not looked at.
 fabric::Task FabricEndpoint::transfer(int peer, const byte* from, std::size_t bytes, std::size_t region,
                                       std::uint64_t offset, Kind kind, Parcel* parcel) {
   const std::size_t writes = parts(bytes);

@@ -20,7 +20,7 @@ from typing import Any
 from unisono.bench.mpis import find_mpiexec, mpiexec_command
 
 PROGRAMS = Path(__file__).with_name("rank_main.py")
-FORKED = Path(__file__).with_name("ranks_main.py")
+FORKED = Path(__file__).with_name("forked_ranks.py")
 # Ranks are forked from a process that has imported their program, except where an import may begin CUDA.
 _FORKS = not Path("/dev/nvidiactl").exists()
 _LAUNCH = (

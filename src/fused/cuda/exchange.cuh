@@ -190,14 +190,16 @@ __global__ void __launch_bounds__(cuda::kMaxThreads) sum_and_finish(const __grid
       const std::size_t row = row_of(owner, step);
       const Rounds rounds(of.cluster, round);
       round += rounds_of(work);
-      const Values in_shared{held + index * of.row_bytes, true, true};
+      const Values in_shared{.at = held + index * of.row_bytes, .alone = true, .whole = true};
       if constexpr (Framing::kWhole)
         if (work.whole && of.row_bytes > 0) {
           Finisher<T, true>(work, share, weights, in_shared, row, rounds).run();
           continue;
         }
       const Values values =
-          of.row_bytes > 0 ? in_shared : Values{work.residual_out + row * work.row_bytes, false, work.whole};
+          of.row_bytes > 0
+              ? in_shared
+              : Values{.at = work.residual_out + row * work.row_bytes, .alone = false, .whole = work.whole};
       finish_slowly<T>(work, share, values, row, rounds);
     }
   };

@@ -55,9 +55,10 @@ __global__ void __launch_bounds__(kThreads, kThreads > kSummers ? 1 : 3)
   const Weights<T> weights = weights_of<T>(work, share);
   join<T, kThreads, kFast>(of, row, held);
   __syncthreads();
-  const Values values = kFast || of.row_bytes > 0
-                            ? Values{held, true, true}
-                            : Values{work.residual_out + row * work.row_bytes, true, work.whole};
+  const Values values =
+      kFast || of.row_bytes > 0
+          ? Values{.at = held, .alone = true, .whole = true}
+          : Values{.at = work.residual_out + row * work.row_bytes, .alone = true, .whole = work.whole};
   Finisher<T, kFast>(work, share, weights, values, row, Rounds(1, 0)).run();
 }
 

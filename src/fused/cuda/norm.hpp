@@ -42,8 +42,8 @@ struct Share {
   unsigned block, bits, count;
 };
 
-// What a block has of a kernel's rows lies in its shared memory too, `row_bytes` for each, if that is not 0;
-// else it is read from residual_out again.
+// A block keeps its shares of a kernel's rows in shared memory too, `row_bytes` for each, if that is not 0;
+// else it reads them from residual_out again.
 inline constexpr std::size_t kMostShared = std::size_t{92} << 10;  // of a block; fits twice on an SM
 
 // The parameter of a kernel that finishes rows of sums, a block each. sums may be any output.

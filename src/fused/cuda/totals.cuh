@@ -28,8 +28,8 @@ __device__ inline void store(T* to, const Elements<T, kCount>& elements, unsigne
   else elements.store(to, left);
 }
 
-// What a block reads of a row: its share alone, or the row. whole: as Work::whole. A fast row is whole, and
-// its share lies in shared memory.
+// Says where a block reads its share of a row: from the share alone, or from the row. whole: as Work::whole.
+// A fast row is whole, and its share lies in shared memory.
 struct Values {
   template <bool kFast, class T, int kCount>
   __device__ Elements<T, kCount> load(const Share& share, unsigned i) const {
@@ -40,8 +40,8 @@ struct Values {
   bool alone, whole;
 };
 
-// What the blocks that share a row tell each other, in rounds. They take two places in turn: a block that
-// tells of a round has all that was told in the one before, and so nobody reads what was told two rounds
+// Exchanges numbers between the blocks that share a row, in rounds, which take two places in turn. A block
+// that tells of a round has heard all of the one before. So nobody reads any more what was told two rounds
 // before.
 class Rounds {
  public:

@@ -12,8 +12,7 @@ using cuda::Packet;
 
 inline constexpr unsigned kLanesOfLine = 8;
 inline constexpr unsigned kLinesOfWarp = 32 / kLanesOfLine;
-inline constexpr int kStepsAhead = 1;   // steps of a warp whose lines are under way at once
-inline constexpr int kStepsOfUnit = 4;  // for the codes of a unit
+inline constexpr int kStepsOfUnit = 4;  // of a warp, for the codes of a unit
 
 // Returns whether this lane has the last part of a line: a word, and the flag.
 __device__ inline bool ends_line() { return lane() % kLanesOfLine == kLanesOfLine - 1; }

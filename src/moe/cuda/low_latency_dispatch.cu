@@ -42,23 +42,15 @@ __device__ bool land_lines(const Work& work, const Incoming& row, unsigned first
                            unsigned segment, const Segments& share) {
   const int grain = kWide ? 16 : payload.word;
   const Steps part(count, kLinesOfWarp, segment, share);
-  for (unsigned step = part.first; step < part.end; step += kStepsAhead) {
-    Packet* places[kStepsAhead];
-    Packet packets[kStepsAhead];
-#pragma unroll
-    for (int u = 0; u < kStepsAhead; ++u) {
-      const unsigned line = line_of(step + u);
-      places[u] = step + u < part.end && line < count ? packet_of(row.lines, first_line + line) : nullptr;
-    }
+  for (unsigned step = part.first; step < part.end; ++step) {
+    const unsigned line = line_of(step), w = word_of(line);
+    Packet* const places[1] = {line < count ? packet_of(row.lines, first_line + line) : nullptr};
+    Packet packets[1];
     if (!take_lines(work, places, row.phase, Told::data, row.source, packets)) return false;
     for (int t = 0; t < targets_count; ++t) {
-#pragma unroll
-      for (int u = 0; u < kStepsAhead; ++u) {
-        if (!places[u]) continue;
-        const unsigned w = word_of(line_of(step + u));
-        store_word(targets.at[t], w, payload.bytes, grain, packets[u].low);
-        if (!ends_line()) store_word(targets.at[t], w + 1, payload.bytes, grain, packets[u].high);
-      }
+      if (!places[0]) continue;
+      store_word(targets.at[t], w, payload.bytes, grain, packets[0].low);
+      if (!ends_line()) store_word(targets.at[t], w + 1, payload.bytes, grain, packets[0].high);
     }
   }
   return true;

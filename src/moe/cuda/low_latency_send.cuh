@@ -54,18 +54,11 @@ template <class Word>
 __device__ inline void send_lines(const Outgoing& row, unsigned first_line, unsigned count, unsigned segment,
                                   const Segments& share, const Word& word) {
   const Steps part(count, kLinesOfWarp, segment, share);
-  for (unsigned step = part.first; step < part.end; step += kStepsAhead) {
-    unsigned lines[kStepsAhead];
-    Packet packets[kStepsAhead] = {};
-    const auto there = [&](int u) { return step + u < part.end && line_of(step + u) < count; };
-#pragma unroll
-    for (int u = 0; u < kStepsAhead; ++u) {
-      lines[u] = first_line + line_of(step + u);
-      if (!there(u)) continue;
-      const unsigned w = word_of(line_of(step + u));
-      packets[u] = {word(w), ends_line() ? row.phase : word(w + 1)};
-    }
-    row.store(lines, packets, there);
+  for (unsigned step = part.first; step < part.end; ++step) {
+    const unsigned line = line_of(step), w = word_of(line), lines[1] = {first_line + line};
+    Packet packets[1] = {};
+    if (line < count) packets[0] = {word(w), ends_line() ? row.phase : word(w + 1)};
+    row.store(lines, packets, [&](int) { return line < count; });
   }
 }
 

@@ -1,4 +1,4 @@
-"""The ranks of `ranks.play`: `python ranks_main.py N NODES MODULE:FUNCTION FOLDER ARGS` runs rank_main.py's
+"""The ranks of `ranks.play`: `python forked_ranks.py N NODES MODULE:FUNCTION FOLDER ARGS` runs rank_main.py's
 `main` as `N` ranks, as `unisono run` does.
 
 This process imports the module, then becomes all ranks by fork, since each rank would else take a fifth of a
