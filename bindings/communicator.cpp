@@ -192,7 +192,7 @@ void bind_communicator(nb::module_& module) {
       .def("split", &C::split, "color"_a, "key"_a = 0, doc::kSplit)
       .def("synchronize", &C::synchronize, "stream"_a = none, doc::kSynchronize)
       .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", "device"_a = none, doc::kEmpty)
-      .def("register", &C::register_array, "x"_a.none(), nb::keep_alive<0, 1>(), doc::kRegister)
+      .def("register", &C::register_array, "x"_a.none(), doc::kRegister)
       .def("moe", &make_moe, "num_experts"_a, "top_k"_a, "hidden"_a, "max_tokens"_a, "dtype"_a = "bfloat16",
            "options"_a = none, doc::kMoeOf)
       .def("window", &make_window, "nbytes"_a, doc::kWindowOf)

@@ -325,13 +325,21 @@ PyRegistration PyCommunicator::register_array(nb::object x) {
                      delete kept;
                    }};
   } catch (const UsageError& error) { range.problem = error.what(); }
-  const WithoutGil released(*this);
-  return {*this, communicator_.register_memory(range)};
+  Registration registration = [&] {
+    const WithoutGil released(*this);
+    return communicator_.register_memory(range);
+  }();
+  return {*this, std::move(registration)};
 }
 
 void PyRegistration::close() {
-  const PyCommunicator::WithoutGil released(of_);
-  registration_.close();
+  const nb::object of = of_;  // another thread may close it too
+  if (!of.is_valid()) return;
+  {
+    const PyCommunicator::WithoutGil released(nb::cast<PyCommunicator&>(of));
+    registration_.close();
+  }
+  of_.reset();
 }
 
 Memory PyCommunicator::memory_of(const std::optional<std::string>& device) const {

@@ -234,17 +234,17 @@ class PyCommunicator::WithoutGil {
   std::optional<nb::gil_scoped_release> released_;
 };
 
-// A registration, whose communicator lives as long.
+// A registration, which keeps its communicator until it is closed.
 class PyRegistration {
  public:
   PyRegistration(PyCommunicator& of, Registration registration)
-      : of_(of), registration_(std::move(registration)) {}
+      : of_(nb::find(of)), registration_(std::move(registration)) {}
   void close();
   bool closed() const { return registration_.closed(); }
   std::size_t bytes() const { return registration_.bytes(); }
 
  private:
-  PyCommunicator& of_;
+  nb::object of_;
   Registration registration_;
 };
 

@@ -96,11 +96,14 @@ def _life(comm: unisono.Communicator) -> dict[str, Any]:
 
 
 def ends(ways: list[str]) -> dict[str, Any]:
-    """An array is kept although the handle is dropped, until the communicator is gone."""
+    """An array is kept although the handle is dropped, until the communicator is gone, which the handle of a
+    registration that has ended does not keep."""
     return {how: _ends(how, unisono.init(timeout_s=20)) for how in ways}
 
 
 def _ends(how: str, comm: unisono.Communicator) -> dict[str, bool]:
+    ended = comm.register(owned(10, 1))
+    ended.close()
     x = owned(1000, 1)
     kept = weakref.ref(x)
     registration = comm.register(x)
