@@ -65,6 +65,31 @@ const Driver& driver() {
   return once;
 }
 
+cudaFuncAttributes load(const void* kernel) {
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
+  return attributes;
+}
+
+cudaFuncAttributes load_with_shared(const void* kernel) {
+  cudaFuncAttributes attributes = load(kernel);
+  int device = 0, most = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "asking for shared memory");
+  attributes.maxDynamicSharedSizeBytes = most - static_cast<int>(attributes.sharedSizeBytes);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             attributes.maxDynamicSharedSizeBytes),
+        "asking for shared memory");
+  return attributes;
+}
+
+int resident_blocks(const void* kernel, int threads) {
+  int blocks = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0), "asking for blocks");
+  return blocks;
+}
+
 bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess)

@@ -35,6 +35,15 @@ struct Driver {
 };
 const Driver& driver();
 
+// Loads a kernel, and returns what it is: one that is loaded at its first launch may wait for a kernel that
+// waits for this rank.
+cudaFuncAttributes load(const void* kernel);
+// Also lets a launch ask for as much shared memory as there is. A limit is the kernel's, of all
+// communicators: it is never that of one.
+cudaFuncAttributes load_with_shared(const void* kernel);
+// Returns how many blocks of so many threads an SM runs at once.
+int resident_blocks(const void* kernel, int threads);
+
 // Returns whether a graph is captured from the stream.
 bool is_capturing(cudaStream_t stream);
 

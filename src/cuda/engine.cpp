@@ -173,11 +173,10 @@ void GpuEngine::load_kernels() {
   std::set<const void*> loaded;
   auto load = [&](const void* one) {
     if (!one || !loaded.insert(one).second) return;
-    cudaFuncAttributes attributes;
-    check(cudaFuncGetAttributes(&attributes, one), "loading a kernel");
+    const int version = cuda::load(one).ptxVersion;
     // follow_last_kernel and meet_cluster: code for older GPUs does not wait
-    early_ = early_ && attributes.ptxVersion >= 90;
-    clusters_ = clusters_ && attributes.ptxVersion >= 90;
+    early_ = early_ && version >= 90;
+    clusters_ = clusters_ && version >= 90;
   };
   load(window_begin_kernel());
   load(window_wait_kernel());

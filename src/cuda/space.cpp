@@ -128,11 +128,9 @@ CudaSpace::~CudaSpace() {
   cudaSetDevice(before);
 }
 
-// Loads all kernels: one that is loaded at its first launch may wait for a kernel that waits for this rank.
 void CudaSpace::load_kernels() const {
   auto load = [](const void* kernel) {
-    cudaFuncAttributes attributes;
-    if (kernel) check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
+    if (kernel) cuda::load(kernel);
   };
   for (const bool many : {false, true}) {
     for (int d = 0; d < kDTypes; ++d) {

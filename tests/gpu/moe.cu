@@ -155,6 +155,21 @@ void out(Rank& rank) {
     for (const MoeLayout layout : kLayouts) out(rank, {.layout = layout, .row_bytes = row_bytes});
 }
 
+// Two at once, of which the one that was made first has kernels that need more shared memory.
+void two(Rank& rank) {
+  for (const MoeLayout layout : kLayouts) {
+    const Case many{.layout = layout, .experts_of_rank = 64, .top_k = 8, .max_tokens = 301, .few = 9};
+    const Case one{.layout = layout};
+    Pair first(rank, many), second(rank, one);
+    for (unsigned round = 0; round < 4; ++round) {
+      first.round(round);
+      second.round(round);
+    }
+    first.end();
+    second.end();
+  }
+}
+
 // Few tokens in some calls of a Moe for many, of which the ranks are told. Kept routings of both kinds meet.
 void few(Rank& rank) {
   for (const MoeLayout layout : kLayouts) {
@@ -282,6 +297,7 @@ const std::map<std::string, void (*)(Rank&)>& cases() {
                                                           {"index", index},
                                                           {"rows", rows},
                                                           {"overflow", overflow},
+                                                          {"two", two},
                                                           {"differs", differs}};
   return all;
 }

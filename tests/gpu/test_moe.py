@@ -31,6 +31,7 @@ CASES = (
     "pressure",
     "graphs",
     "steps",
+    "two",
 )
 
 

@@ -194,7 +194,7 @@ void run_on_gpu(Communicator::Impl& impl, const Task& task, Algorithm planned) {
 
 void load_for_gpu(Communicator::Impl& impl) {
   const cuda::OnDevice on(impl.gpu()->device());
-  cuda::check(gpu::load(impl.size()), "loading the kernels of norms");
+  gpu::load(impl.size());
 }
 
 }  // namespace unisono::fused

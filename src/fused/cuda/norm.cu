@@ -1,4 +1,5 @@
 // The rest of a call on a GPU, after an all_reduce: a block of threads for each row.
+#include "cuda/api.hpp"
 #include "cuda/device/memory.cuh"
 #include "fused/cuda/row.cuh"
 
@@ -80,24 +81,16 @@ const void* finish_kernel(DType dtype, int threads, bool fast) {
   return dtype == DType::f16 ? of_rows<F16>(threads, fast) : of_rows<BF16>(threads, fast);
 }
 
-cudaError_t load(int ranks) {
-  constexpr auto kShared = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  cudaError_t state = cudaSuccess;
-  const auto load_one = [&](const void* kernel) {
-    cudaFuncAttributes attributes;
-    if (state == cudaSuccess) state = cudaFuncSetAttribute(kernel, kShared, kMostShared);
-    if (state == cudaSuccess) state = cudaFuncGetAttributes(&attributes, kernel);
-  };
+void load(int ranks) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     for (const int threads : {256, 1024})
-      for (const bool fast : {false, true}) load_one(finish_kernel(dtype, threads, fast));
+      for (const bool fast : {false, true}) cuda::load_with_shared(finish_kernel(dtype, threads, fast));
     if (ranks == 1 || ranks > cuda::kFewRanks) continue;
     for (const bool lines : {false, true})
       for (const bool whole : {false, true})
         for (const auto kernel : {one_step_kernel, two_steps_kernel})
-          load_one(kernel({lines, whole, ranks, dtype}));
+          cuda::load_with_shared(kernel({lines, whole, ranks, dtype}));
   }
-  return state;
 }
 
 }  // namespace unisono::fused::gpu

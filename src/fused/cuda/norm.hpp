@@ -79,6 +79,6 @@ const void* one_step_kernel(const Form& form);
 const void* two_steps_kernel(const Form& form);
 
 // Loads all kernels for so many ranks, so that none is loaded while another one waits for this rank.
-cudaError_t load(int ranks);
+void load(int ranks);
 
 }  // namespace unisono::fused::gpu

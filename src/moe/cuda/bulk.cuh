@@ -53,7 +53,8 @@ struct RowBuffer {
 #endif
     __syncwarp();
   }
-  // Begins to store the buffer's first bytes, for one thread; `drain` waits until all stores have been read.
+  // Begins to store the buffer's first bytes, for one thread; `drain` waits until all stores of
+  // the warp have been read.
   // passes: nobody will find the row in L2.
   __device__ void store(byte* to, std::uint32_t bytes, bool passes) const {
 #if __CUDA_ARCH__ >= 900
@@ -65,7 +66,7 @@ struct RowBuffer {
                  : "memory");
 #endif
   }
-  __device__ void drain() const {
+  __device__ static void drain() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");

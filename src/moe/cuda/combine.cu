@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "cuda/api.hpp"
 #include "moe/cuda/launch.hpp"
 #include "moe/cuda/sums.cuh"
 
@@ -358,18 +359,14 @@ const void* kernel_of(DType dtype, bool wide, bool alone) {
 
 }  // namespace
 
-cudaError_t load_combine(bool alone, int& blocks) {
+void load_combine(bool alone, int& blocks) {
   blocks = 8;
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
     for (const bool wide : {false, true}) {
-      int resident = 0;
-      if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-              &resident, kernel_of(dtype, wide, alone), kThreads, 0);
-          error != cudaSuccess)
-        return error;
-      blocks = std::min(blocks, resident);
+      const void* const kernel = kernel_of(dtype, wide, alone);
+      cuda::load(kernel);
+      blocks = std::min(blocks, cuda::resident_blocks(kernel, kThreads));
     }
-  return cudaSuccess;
 }
 
 cudaError_t combine(const Work& work, const Combine& combine, int blocks, cudaStream_t stream) {

@@ -74,14 +74,14 @@ void GpuEngine::load(bool copies) {
     throw UsageError("num_experts=" + std::to_string(work_.dims.experts) + " on " +
                      std::to_string(work_.dims.ranks) +
                      " ranks are too many for this GPU's kernel of routes: give fewer experts.");
-  cuda::check(gpu::load_route(work_.space), "loading a kernel");
-  cuda::check(gpu::load_sort(work_.dims.local_experts), "loading a kernel");
+  gpu::load_route();
+  gpu::load_sort();
   if (work_.space.few_tokens > 0) {
-    cuda::check(gpu::load_low_latency_dispatch(work_.dims, work_.space), "loading a kernel");
-    cuda::check(gpu::load_low_latency_combine(), "loading a kernel");
+    gpu::load_low_latency_dispatch(work_.dims);
+    gpu::load_low_latency_combine();
   }
-  cuda::check(gpu::load_dispatch(work_.dims, send_blocks_, bulk_), "loading a kernel");
-  cuda::check(gpu::load_combine(work_.dims.ranks == 1, sum_blocks_), "loading a kernel");
+  gpu::load_dispatch(work_.dims, send_blocks_, bulk_);
+  gpu::load_combine(work_.dims.ranks == 1, sum_blocks_);
 }
 
 void GpuEngine::take(int slot) {

@@ -12,10 +12,10 @@ std::size_t route_shared_bytes(const Space& space);
 
 // Load all kernels, so that none is loaded while another one waits for this rank. blocks: of the kernel of
 // rows, as many as an SM runs at once. bulk: rows can go by bulk copies.
-cudaError_t load_route(const Space& space);
-cudaError_t load_sort(int local_experts);
-cudaError_t load_dispatch(const Dims& dims, int& blocks, bool& bulk);
-cudaError_t load_combine(bool alone, int& blocks);
+void load_route();
+void load_sort();
+void load_dispatch(const Dims& dims, int& blocks, bool& bulk);
+void load_combine(bool alone, int& blocks);
 
 // Reads topk_idx, [tokens, top_k] of type `index`, into the call's slot, and tells the peers.
 cudaError_t route(const Work& work, const void* topk_idx, DType index, int blocks, cudaStream_t stream);
@@ -30,8 +30,8 @@ cudaError_t combine(const Work& work, const Combine& combine, int blocks, cudaSt
 
 // The low-latency forms: one kernel for all of a dispatch or combine, or one for each of its two steps.
 std::size_t low_latency_shared_bytes(const Dims& dims, const Space& space);
-cudaError_t load_low_latency_dispatch(const Dims& dims, const Space& space);
-cudaError_t load_low_latency_combine();
+void load_low_latency_dispatch(const Dims& dims);
+void load_low_latency_combine();
 cudaError_t low_latency_dispatch(const Work& work, const Dispatch& dispatch, int blocks, cudaStream_t stream);
 cudaError_t low_latency_combine(const Work& work, const Combine& combine, int blocks, cudaStream_t stream);
 

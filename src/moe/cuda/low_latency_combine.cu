@@ -2,6 +2,7 @@
 // owner, which adds it up by rank as it comes.
 #include <cuda_runtime.h>
 
+#include "cuda/api.hpp"
 #include "moe/cuda/launch.hpp"
 #include "moe/cuda/lines.cuh"
 #include "moe/cuda/sums.cuh"
@@ -249,14 +250,9 @@ constexpr std::size_t kHeldBytes = kWarps * sizeof(Held);
 
 }  // namespace
 
-cudaError_t load_low_latency_combine() {
+void load_low_latency_combine() {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
-    for (const bool wide : {false, true})
-      if (const cudaError_t error = cudaFuncSetAttribute(
-              kernel_of(dtype, wide), cudaFuncAttributeMaxDynamicSharedMemorySize, int{kHeldBytes});
-          error != cudaSuccess)
-        return error;
-  return cudaSuccess;
+    for (const bool wide : {false, true}) cuda::load_with_shared(kernel_of(dtype, wide));
 }
 
 cudaError_t low_latency_combine(const Work& work, const Combine& combine, int blocks, cudaStream_t stream) {

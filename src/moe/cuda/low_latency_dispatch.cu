@@ -3,6 +3,7 @@
 // there.
 #include <cuda_runtime.h>
 
+#include "cuda/api.hpp"
 #include "moe/cuda/fill.cuh"
 #include "moe/cuda/launch.hpp"
 #include "moe/cuda/low_latency_send.cuh"
@@ -273,14 +274,8 @@ std::size_t low_latency_shared_bytes(const Dims& dims, const Space& space) {
   return Few::bytes(dims, space) + kWarps * sizeof(Targets) + 2048;
 }
 
-cudaError_t load_low_latency_dispatch(const Dims& dims, const Space& space) {
-  for (const bool wide : {false, true})
-    if (const cudaError_t error =
-            cudaFuncSetAttribute(kernel_of(dims, wide), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(Few::bytes(dims, space)));
-        error != cudaSuccess)
-      return error;
-  return cudaSuccess;
+void load_low_latency_dispatch(const Dims& dims) {
+  for (const bool wide : {false, true}) cuda::load_with_shared(kernel_of(dims, wide));
 }
 
 cudaError_t low_latency_dispatch(const Work& work, const Dispatch& dispatch, int blocks,

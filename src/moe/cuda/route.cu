@@ -3,6 +3,7 @@
 // counts.
 #include <cuda_runtime.h>
 
+#include "cuda/api.hpp"
 #include "moe/cuda/counts.cuh"
 #include "moe/cuda/launch.hpp"
 
@@ -329,15 +330,9 @@ std::size_t route_shared_bytes(const Space& space) {  // there are no more rows 
   return ((2 * kWords + 6) * space.columns + 1) * sizeof(std::uint32_t);
 }
 
-cudaError_t load_route(const Space& space) {
+void load_route() {
   for (const DType index : {DType::i32, DType::i64})
-    for (const bool alone : {false, true})
-      if (const cudaError_t error =
-              cudaFuncSetAttribute(route_of(index, alone), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   static_cast<int>(route_shared_bytes(space)));
-          error != cudaSuccess)
-        return error;
-  return cudaSuccess;
+    for (const bool alone : {false, true}) cuda::load_with_shared(route_of(index, alone));
 }
 
 cudaError_t route(const Work& work, const void* topk_idx, DType index, int blocks, cudaStream_t stream) {

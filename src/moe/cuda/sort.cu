@@ -1,6 +1,7 @@
 // Sorts received rows by expert, if some of the rows that peers have sent were left out. One block does so.
 #include <cuda_runtime.h>
 
+#include "cuda/api.hpp"
 #include "moe/cuda/device.cuh"
 #include "moe/cuda/launch.hpp"
 
@@ -78,10 +79,7 @@ std::size_t shared_bytes(int local_experts) {
 
 }  // namespace
 
-cudaError_t load_sort(int local_experts) {
-  return cudaFuncSetAttribute(sort_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(shared_bytes(local_experts)));
-}
+void load_sort() { cuda::load_with_shared(reinterpret_cast<const void*>(sort_kernel)); }
 
 cudaError_t sort(const Work& work, cudaStream_t stream) {
   sort_kernel<<<1, kThreads, shared_bytes(work.dims.local_experts), stream>>>(work);
