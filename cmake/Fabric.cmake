@@ -31,6 +31,7 @@ function(add_fabric_lane library)
     src/fabric/records.cpp
     src/fabric/settings.cpp
     src/fabric/shm_file.cpp
+    src/fabric/transfers.cpp
     src/fabric/watchdog.cpp
   )
   target_include_directories(${library} SYSTEM PRIVATE ${LIBFABRIC_INCLUDE_DIR})

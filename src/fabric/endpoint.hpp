@@ -164,8 +164,10 @@ class FabricEndpoint {
   static constexpr std::size_t kFailureBytes = 1024;
 
  private:
+  static constexpr std::size_t kScratch = 0;  // number of the scratch among the regions
+
   struct Peer {
-    std::vector<fabric::Announcement> regions;  // 0: its scratch
+    std::vector<fabric::Announcement> regions;
     fabric::Arrivals arrived[fabric::kKinds];
     std::uint64_t sent[fabric::kKinds] = {};  // writes to it
     std::uint64_t met = 0;                    // meetings waited for
