@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece when chunks are measured
 constexpr std::size_t kFarBytes = 64 << 10;       // of a copy by the kernel when that is measured
 // The kernel's copies are fast if chunks take so many times as long. An Intel Xeon has 2.2 to 3.4 (measured),
-// AMD EPYCs have 0.1 to 0.8 (reckoned; docs/notes/host.md).
+// AMD EPYCs have 0.1 to 0.6 (reckoned; docs/notes/host.md).
 constexpr double kKernelPays = 1.5;
 constexpr int kManyRounds = 20, kFewRounds = 7;
 // Chunks are timed again after so many bytes: a virtual machine's cores may have come nearer, or gone apart.
