@@ -189,6 +189,12 @@ void bind_communicator(nb::module_& module) {
       .def_prop_ro("nvlink", &C::nvlink,
                    "Whether the ranks' GPUs reach each other over NVLink, as far as the processes see each "
                    "other's GPUs (CUDA_VISIBLE_DEVICES). The algorithms ..._ll128 need it.")
+      .def_prop_ro(
+          "kernel_copies", &C::kernel_copies,
+          "How the kernel's copies between the processes of this rank's node compare with two copies "
+          "through a chunk, by which the built-in plan for CPUs goes: 'fast' or 'slow', as the first "
+          "communicator of these processes has measured. 'none': ranks of one process, another lane, "
+          "or a kernel that allows no such copies.")
       .def("split", &C::split, "color"_a, "key"_a = 0, doc::kSplit)
       .def("synchronize", &C::synchronize, "stream"_a = none, doc::kSynchronize)
       .def("empty", &C::empty, "shape"_a, "dtype"_a = "float32", "device"_a = none, doc::kEmpty)

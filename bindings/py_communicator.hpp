@@ -89,6 +89,7 @@ class PyCommunicator {
   void set_shape(int blocks, int threads, std::size_t piece_bytes) {
     Tuning(communicator_).set_shape(blocks, threads, piece_bytes);
   }
+  std::string kernel_copies() { return std::string(Tuning(communicator_).kernel_copies()); }
   void reset_shape() { Tuning(communicator_).reset_shape(); }
 
   void raise_if_failed() { communicator_.raise_if_failed(); }

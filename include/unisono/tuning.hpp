@@ -36,6 +36,11 @@ class UNISONO_API Tuning {
   int sms(Collective collective, std::size_t bytes, bool symmetric, std::string_view algorithm,
           bool in_place = false) const;
 
+  // Returns how the kernel's copies between the processes of this rank's node compare with two copies through
+  // a chunk, by which the host's built-in plan goes: "fast" or "slow", as measured by the first communicator
+  // of these processes. "none": ranks of one process, another lane, or a kernel that allows no such copies.
+  std::string_view kernel_copies() const;
+
   // Replaces the plan of every (collective, symmetric) that `entries` has. Across nodes, host and device are
   // the plans within this rank's node.
   void set_plan(const std::vector<PlanEntry>& entries, Level level = Level::host);

@@ -192,6 +192,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
                            bool in_place);
   virtual Algorithm choose_wire(std::size_t, Memory) { return Algorithm::two_shot; }  // of quantised calls
   virtual int sms(Collective, std::size_t, bool, Algorithm, bool) { refuse_gpu(); }
+  virtual std::string_view kernel_copies() const { return "none"; }
   virtual void set_plan(const std::vector<Plan::Entry>& entries, Level level) {
     if (level == Level::nodes)
       throw UsageError("the ranks are on one node: give it a plan of host or device.");

@@ -142,12 +142,20 @@ Borders borders_of(const Plan::Host& host, bool reached) {
     const std::size_t step = (host.cached ? 16 : 4) * kKiB;
     return {.one_shot = 2 * step / n, .push = step, .push_of_pair = step / 2};
   }
+  const std::size_t through = 512 * kKiB;
+  // reduce and reduce_scatter gain nothing: the kernel copies far operands, and only then are they summed
+  if (n == 2 && host.kernel_fast)
+    return {.one_shot = through / 4,
+            .push = host.cached ? 16 * through : 64 * kKiB,
+            .push_of_all = 32 * kKiB,
+            .push_of_pair = 8 * kKiB,
+            .push_of_broadcast = 8 * kKiB,
+            .push_of_parts = 32 * kKiB};
   if (!host.cached)
     return {.one_shot = (n == 2 ? 4096 : 64 / n) * kKiB,
             .push = (n == 2 ? 64 : 32) * kKiB,
             .push_of_pair = 16 * kKiB,
             .push_of_broadcast = 128 * kKiB};
-  const std::size_t through = 512 * kKiB;
   // one step for two carries what two steps would
   if (n == 2)
     return {.one_shot = 128 * through,
@@ -165,7 +173,9 @@ Borders borders_of(const Plan::Host& host, bool reached) {
 // piece is a few lines; then one step over chunks, as long as what a direct program needs to begin (places
 // told, a meeting at the end) costs more than its copies. Where ranks take turns on a core that is dear, and
 // so is the kernel's help; where chunks stay in the cache, two copies through them cost less than the
-// kernel's one, and so do the sums of two ranks where they go around it.
+// kernel's one, and so do the sums of two ranks where they go around it. On some machines (kernel_fast) the
+// kernel's one costs less: measured with 2 ranks, on memory as it was and on memory written anew for each
+// call.
 Plan Plan::of_host(const Host& host) {
   using enum Algorithm;
   Plan plan(Level::host);

@@ -39,6 +39,8 @@ class Plan {
     int ranks_a_core = 1;      // that take turns on it
     bool cached = false;       // chunks go through the cache
     bool one_process = false;  // plain memory is reached like symmetric memory
+    // The kernel's copies between processes take less than two through a chunk, from small pages too.
+    bool kernel_fast = false;
   };
   static Plan of_host(const Host& host);
   static Plan of_fabric();

@@ -28,6 +28,8 @@ int Tuning::sms(Collective collective, std::size_t bytes, bool symmetric, std::s
   return impl_.sms(planned_as(collective), bytes, symmetric, named(algorithm, "sms is asked of"), in_place);
 }
 
+std::string_view Tuning::kernel_copies() const { return impl_.kernel_copies(); }
+
 void Tuning::set_plan(const std::vector<PlanEntry>& entries, Level level) {
   std::vector<Plan::Entry> read;
   for (const PlanEntry& entry : entries)

@@ -13,7 +13,8 @@ Plan plan_of(const Group& group, bool cached) {
   return Plan::of_host({.ranks = group.size(),
                         .ranks_a_core = group.ranks_a_core(),
                         .cached = cached,
-                        .one_process = group.one_process()});
+                        .one_process = group.one_process(),
+                        .kernel_fast = group.kernel_copies() == KernelCopies::fast});
 }
 
 }  // namespace

@@ -34,6 +34,10 @@ class LocalCommunicator : public Communicator::Impl {
   Group* machine() override { return &group_; }
   const Symmetric& symmetric() const { return *symmetric_; }
   std::vector<byte*> parts_of(const void* symmetric) const override;
+  std::string_view kernel_copies() const override {
+    const KernelCopies copies = group_.kernel_copies();
+    return copies == KernelCopies::unknown ? "none" : copies == KernelCopies::fast ? "fast" : "slow";
+  }
   void set_plan(const std::vector<Plan::Entry>& entries, Level level) override {
     if (level != Level::host) return Impl::set_plan(entries, level);
     for (Plan& plan : plans_) plan.set(entries);

@@ -150,11 +150,11 @@ Place LocalCommunicator::place(const byte* at, std::size_t bytes) const {
 }
 
 // Notes a buffer's pages if peers would reach it through the kernel, and chunks would be better from small
-// ones: not where ranks take turns on a core.
+// ones: not where the kernel's copies are fast, or where ranks take turns on a core.
 void LocalCommunicator::tell_pages(Place& place, std::size_t bytes) const {
   const bool turns = group_.ranks_a_core() > 1;
   if (bytes == 0 || place.allocation != Place::kAddress || group_.one_process() || turns) return;
-  place.small_pages = !group_.pages().huge(reinterpret_cast<const void*>(place.offset), bytes);
+  place.small_pages = !group_.kernel_suits(reinterpret_cast<const void*>(place.offset), bytes);
 }
 
 byte* LocalCommunicator::reach(const Place& place, int rank, std::size_t bytes) {

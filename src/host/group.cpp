@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kMostRanks = 1024;
 constexpr std::size_t kMostNamed = 8;  // ranks in the text of a failure, which has 1000 bytes
-constexpr std::uint32_t kVersion = 6;  // of the memory layout and of Hello
+constexpr std::uint32_t kVersion = 7;  // of the memory layout and of Hello
 
 CacheWay asked_way() {
   const auto& asked = env().stream_chunks;
@@ -39,6 +39,7 @@ struct Hello {
   Segment::Handle segment;
   std::uint64_t nonce_at = 0;  // address of the segment's nonce in the rank's process
   CacheWay asked = asked_way(), measured = CacheWay::unknown;  // by the user, by an earlier group
+  KernelCopies found = KernelCopies::unknown;                  // by an earlier group
   Cores cores;
 };
 
@@ -121,6 +122,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   mine.nonce_at = reinterpret_cast<std::uint64_t>(&own->nonce());
   mine.cores = Cores::of_this_process();
   mine.measured = measured_;
+  mine.found = found_;
   const auto greetings = greet(bootstrap, std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
 
   bool far = env().far;
@@ -128,8 +130,9 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   Cores cores;
   std::uint64_t least_cache = mine.core_cache;  // cores of one machine may differ
   std::set<std::uint64_t> segments;
-  bool measured_by_all = true;
+  bool measured_by_all = true, found_by_all = true;
   int around = 0;  // ranks that have measured that this way pays
+  int fast = 0;    // ranks that have found the kernel's copies so
   for (int r = 0; r < size_; ++r) {
     const Hello hello = read(greetings[static_cast<std::size_t>(r)], r, mine, name(r));
     if (!segments.insert(hello.segment.nonce).second)
@@ -146,6 +149,8 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
     least_cache = std::min(least_cache, hello.core_cache);
     measured_by_all = measured_by_all && hello.measured != CacheWay::unknown;
     around += hello.measured == CacheWay::around;
+    found_by_all = found_by_all && hello.found != KernelCopies::unknown;
+    fast += hello.found == KernelCopies::fast;
     if (hello.asked == CacheWay::unknown) continue;
     cached_ = cached_ && hello.asked == CacheWay::through;
     timing_ = Timing::fixed;
@@ -176,8 +181,12 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   // Also keeps every rank until all have mapped all memory: a rank's own descriptors are needed until then.
   far_ = true;
   for (const std::string& reach : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && reach == "far";
-  // Calls of two ranks never time chunks. So the first group of a process times them when its ranks meet.
-  if (size_ > 1 && timing_ == Timing::due && !measured_by_all) choose_chunks(true);
+  const bool by_kernel = far_ && !one_process_;
+  if (by_kernel && found_by_all) kernel_copies_ = 2 * fast > size_ ? KernelCopies::fast : KernelCopies::slow;
+  // Calls of two ranks never time chunks. So the first group of a process times them when its ranks meet. It
+  // looks at the kernel's copies too, once for all later groups: plans do not change while a program runs.
+  const bool looks = by_kernel && !found_by_all;
+  if (looks || (size_ > 1 && timing_ == Timing::due && !measured_by_all)) choose_chunks(true, looks);
 }
 
 void Group::fill(int owner, const byte* part, std::size_t bytes) {

@@ -23,6 +23,9 @@ namespace unisono {
 // How chunks go into a peer's ring.
 enum class CacheWay : std::uint8_t { unknown, through, around };  // the cache
 
+// How long the kernel's copy from another process takes, beside two copies through a chunk.
+enum class KernelCopies : std::uint8_t { unknown, slow, fast };
+
 class Group {
  public:
   // check: whether this rank's calls begin with a comparison, as all ranks' do or none.
@@ -49,7 +52,13 @@ class Group {
   // process; or also as far addresses, if the kernel lets every rank copy from and to every other's memory.
   bool one_process() const { return one_process_; }
   bool reaches_all() const { return one_process_ || far_; }
-  const host::Pages& pages() const { return pages_; }
+  // Returns how long the kernel's copies between these processes take; unknown: there are none. The same on
+  // every rank, and for as long as the group lives.
+  KernelCopies kernel_copies() const { return kernel_copies_; }
+  // Returns whether the kernel had better copy from that memory of this process than chunks carry it.
+  bool kernel_suits(const void* at, std::size_t bytes) const {
+    return kernel_copies_ == KernelCopies::fast || pages_.huge(at, bytes);
+  }
   byte* reach(int rank, std::uint64_t address) const {
     return processes_[static_cast<std::size_t>(rank)].own() ? reinterpret_cast<byte*>(address)
                                                             : host::far_address(rank, address);
@@ -145,13 +154,15 @@ class Group {
 
   byte* base(int rank) const { return segments_[static_cast<std::size_t>(rank)]->data(); }
   Board& board(int rank) const { return *reinterpret_cast<Board*>(base(rank)); }
-  struct ChunkTimes {  // microseconds
-    double through, around;
+  struct PieceTimes {  // microseconds
+    double through, around, kernel;
   };
   // due: chunks go as in earlier groups of these processes. fixed: as the user says.
   enum class Timing : std::uint8_t { due, done, fixed };
-  void choose_chunks(bool first);
-  ChunkTimes time_chunks(int rounds);
+  void choose_chunks(bool first, bool looks_at_kernel = false);
+  PieceTimes time_chunks(int rounds);
+  double time_kernel();
+  std::size_t measured_bytes() const;  // of a piece that is timed
   [[noreturn]] void raise_failure() const;
   void interrupted(int peer, const std::function<bool()>& arrived);
   [[noreturn]] void unreachable(int rank, int error);
@@ -182,8 +193,10 @@ class Group {
   bool one_process_ = true, far_ = false, cached_ = true;
   Timing timing_ = Timing::due;
   static std::atomic<CacheWay> measured_;  // by the last group of this process that has timed chunks
-  std::size_t moved_ = 0;                  // bytes, since chunks were timed
-  std::size_t ring_bytes_ = 0;             // of a rank's rings, until there was room for them
+  KernelCopies kernel_copies_ = KernelCopies::unknown;
+  static std::atomic<KernelCopies> found_;  // by the first group of this process that has looked
+  std::size_t moved_ = 0;                   // bytes, since chunks were timed
+  std::size_t ring_bytes_ = 0;              // of a rank's rings, until there was room for them
   int ranks_a_core_ = 1;
   host::Pages pages_;
   std::vector<std::shared_ptr<Segment>> segments_;

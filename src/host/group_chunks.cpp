@@ -1,7 +1,12 @@
-// How a group's chunks go: whether there is memory for them, and whether they pay through the cache or
-// around.
+// How a group's pieces go: whether there is memory for chunks, whether they pay through the cache or around,
+// and whether the kernel's copies take less.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <limits>
+#include <memory>
 #include <vector>
 
 #include "base/deadline.hpp"
@@ -14,6 +19,10 @@ namespace unisono {
 namespace {
 
 constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece when chunks are measured
+constexpr std::size_t kFarBytes = 64 << 10;       // of a copy by the kernel when that is measured
+// The kernel's copies are fast if chunks take so many times as long. An Intel Xeon has 2.2 to 3.4 (measured),
+// AMD EPYCs have 0.1 to 0.6 (reckoned; docs/notes/host.md).
+constexpr double kKernelPays = 1.5;
 constexpr int kManyRounds = 20, kFewRounds = 7;
 // Chunks are timed again after so many bytes: a virtual machine's cores may have come nearer, or gone apart.
 // Large calls count more while chunks go through the cache. Between cores that have gone apart they take up
@@ -24,6 +33,7 @@ constexpr std::size_t kLarge = std::size_t{64} << 10, kSooner = 4;
 }  // namespace
 
 std::atomic<CacheWay> Group::measured_ = CacheWay::unknown;
+std::atomic<KernelCopies> Group::found_ = KernelCopies::unknown;
 
 void Group::will_move(std::size_t bytes, Algorithm by) {
   moved_ += kOfACall + bytes * (cached_ && bytes >= kLarge ? kSooner : 1);
@@ -38,16 +48,25 @@ void Group::will_move(std::size_t bytes, Algorithm by) {
 }
 
 // All ranks choose alike, since plans depend on the choice: the sums over the ranks decide.
-void Group::choose_chunks(bool first) {
+void Group::choose_chunks(bool first, bool looks_at_kernel) {
   moved_ = 0;
-  const ChunkTimes times = time_chunks(first && !patience_.crowded ? kManyRounds : kFewRounds);
-  double through = 0, around = 0;
-  for (const ChunkTimes& one : exchange(times)) through += one.through, around += one.around;
-  cached_ = through <= host::kAroundPays * around;
+  PieceTimes mine = time_chunks(first && !patience_.crowded ? kManyRounds : kFewRounds);
+  if (looks_at_kernel) mine.kernel = time_kernel();
+  PieceTimes all{};
+  for (const PieceTimes& one : exchange(mine))
+    all.through += one.through, all.around += one.around, all.kernel += one.kernel;
+  if (timing_ != Timing::fixed) {
+    cached_ = all.through <= host::kAroundPays * all.around;
+    timing_ = Timing::done;
+    measured_ = cached_ ? CacheWay::through : CacheWay::around;
+  }
   lane_->stream_chunks(!cached_);
-  timing_ = Timing::done;
-  measured_ = cached_ ? CacheWay::through : CacheWay::around;
+  if (!looks_at_kernel) return;
+  const bool fast = kKernelPays * all.kernel <= std::min(all.through, all.around);
+  found_ = kernel_copies_ = fast ? KernelCopies::fast : KernelCopies::slow;
 }
+
+std::size_t Group::measured_bytes() const { return std::min(lane_->chunk_bytes(), kMeasuredBytes); }
 
 // Times a piece to a peer and one from a peer, by chunks written through the cache and around it. Stores into
 // the cache first fetch the lines from the other core's cache. Only a measurement tells how that compares
@@ -55,10 +74,10 @@ void Group::choose_chunks(bool first) {
 // waking a sleeper takes longer than a piece. Before the way through the cache is timed, pieces go once
 // around the ring by it, unless they have gone that way so far: the ring must be in the caches that it will
 // be in.
-Group::ChunkTimes Group::time_chunks(int rounds) {
+Group::PieceTimes Group::time_chunks(int rounds) {
   ChunkChannel channel(*lane_);
   const int next = peer_at(*lane_, 1), last = peer_at(*lane_, size_ - 1);
-  const std::vector<byte> sent(std::min(lane_->chunk_bytes(), kMeasuredBytes));
+  const std::vector<byte> sent(measured_bytes());
   std::vector<byte> received(sent.size());
   auto copy = [&](Dst to, const byte* from) {
     const auto began = Clock::now();
@@ -81,7 +100,32 @@ Group::ChunkTimes Group::time_chunks(int rounds) {
   const auto lap = static_cast<int>(lane_->ring_bytes() / sent.size());
   const bool laps = timing_ == Timing::due || !cached_;
   const double through = median(false, !laps ? 0 : patience_.crowded ? kFewRounds : lap);
-  return {through, median(true, 0)};
+  return {through, median(true, 0), 0};
+}
+
+// Times the kernel's copy of what a peer has in small pages, and returns a piece's share. The memory is
+// always the same: what the kernel adds to a copy tells machines apart, and not where the peer's lines lie.
+double Group::time_kernel() {
+  void* const own = ::mmap(nullptr, kFarBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (own == MAP_FAILED)
+    fail(FailureKind::resource, name(rank_) + " has no memory to time copies: free memory.");
+  const std::unique_ptr<void, void (*)(void*)> kept(own, [](void* at) { ::munmap(at, kFarBytes); });
+  ::madvise(own, kFarBytes, MADV_NOHUGEPAGE);
+  std::memset(own, 1, kFarBytes);
+  std::vector<byte> received(kFarBytes);
+  const int next = peer_at(*lane_, 1);
+  const auto places = exchange(reinterpret_cast<std::uint64_t>(own));
+  const byte* const from = reach(next, places[static_cast<std::size_t>(next)]);
+  std::vector<double> took;  // a copy that fails: forever, and the call that needs it says why
+  for (int round = -1; round < kFewRounds; ++round) {
+    const auto began = Clock::now();
+    const bool copied = copy(received.data(), from, kFarBytes);
+    const std::chrono::duration<double, std::micro> time = Clock::now() - began;
+    if (round >= 0) took.push_back(copied ? time.count() : std::numeric_limits<double>::infinity());
+  }
+  exchange(0);  // all have copied what this rank gives back
+  std::nth_element(took.begin(), took.begin() + kFewRounds / 2, took.end());
+  return took[kFewRounds / 2] * static_cast<double>(measured_bytes()) / kFarBytes;
 }
 
 }  // namespace unisono

@@ -10,7 +10,7 @@
 namespace unisono {
 namespace {
 
-// Bytes of a message from which the kernel copies it, if its pages are huge. Below, parts take less time.
+// Bytes of a message from which the kernel copies it, if that suits its pages. Below, parts take less time.
 constexpr std::size_t kFarPays = std::size_t{64} << 10;
 constexpr std::size_t kSlice = std::size_t{1} << 20;  // bytes between two looks at other messages
 
@@ -22,7 +22,7 @@ Place Mailbox::place(const Letter& letter) const {
     return found;
   const bool reached =
       group_.near(number(letter.peer)) ||
-      (group_.reaches_all() && letter.bytes >= kFarPays && group_.pages().huge(letter.at, letter.bytes));
+      (group_.reaches_all() && letter.bytes >= kFarPays && group_.kernel_suits(letter.at, letter.bytes));
   if (!reached) return {};
   return {.allocation = Place::kAddress, .offset = reinterpret_cast<std::uint64_t>(letter.at)};
 }

@@ -46,6 +46,7 @@ class NodesCommunicator final : public Communicator::Impl {
                    bool in_place) override;
   int sms(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm,
           bool in_place) override;
+  std::string_view kernel_copies() const override { return local_->kernel_copies(); }
   void set_shape(const std::optional<Shape>& shape) override { local_->set_shape(shape); }
   void set_plan(const std::vector<Plan::Entry>& entries, Level level) override {
     if (level == Level::nodes) plan_.set(entries);

@@ -1,5 +1,5 @@
 // Large calls between processes on plain memory: the kernel copies from huge pages, chunks carry what lies in
-// small ones, except if ranks take turns on a core.
+// small ones, except if ranks take turns on a core or the kernel's copies are fast.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <functional>
 #include <limits>
@@ -24,13 +25,29 @@
 #include "unisono/tuning.hpp"
 
 namespace {
-int copies;  // by the kernel, that this process has made
-}
 
-// Take the place of the C library's, and count.
+// How the kernel's copies seem to be while ranks meet.
+enum class Kernel { as_it_is, slow, fast, refuses };
+Kernel kernel = Kernel::as_it_is;
+constexpr std::size_t kLook = std::size_t{64} << 10;  // bytes of the copy that ranks time when they meet
+int copies, looks;                                    // by the kernel, that this process has made
+
+}  // namespace
+
+// Take the place of the C library's, and count. A fast copy takes no time, a slow one a thousand times what
+// it would.
 extern "C" {
 ssize_t process_vm_readv(pid_t pid, const iovec* here, unsigned long heres, const iovec* there,
                          unsigned long theres, unsigned long flags) {
+  if (kernel == Kernel::refuses) {
+    errno = EPERM;
+    return -1;
+  }
+  if (kernel != Kernel::as_it_is && here->iov_len == kLook) {
+    ++looks;
+    if (kernel == Kernel::slow) ::usleep(5000);
+    return kLook;
+  }
   ++copies;
   return ::syscall(SYS_process_vm_readv, pid, here, heres, there, theres, flags);
 }
@@ -91,6 +108,10 @@ struct Rank {
   Shared& shared;
   const Mapping small{kRoom, false}, huge{kRoom, true};
 
+  // Returns whether the kernel copies from small pages too.
+  bool any_pages() const {
+    return comm.size() > Cores::of_this_process().count() || Tuning(comm).kernel_copies() == "fast";
+  }
   std::byte* room(bool of_huge) const { return (of_huge ? huge : small).data(); }
 
   // Makes calls. Returns the kernel's copies that all ranks have made for them.
@@ -125,9 +146,6 @@ struct Rank {
   }
 };
 
-// Returns whether pages count among so many ranks.
-bool pages_count(int ranks) { return ranks <= Cores::of_this_process().count(); }
-
 // Large calls are direct from the first byte on, as far as the plan decides.
 void plan_direct(Communicator& comm) {
   std::vector<PlanEntry> plan;
@@ -151,19 +169,28 @@ bool possible(Rank& rank) {
   return pages.known();
 }
 
-// Runs body(rank) on `size` ranks. Expects that none fails. around: chunks go around the cache.
-void in_processes(int size, const std::function<void(Rank&)>& body, bool check = false, bool around = false) {
+struct Setting {
+  bool check = false, around = false;                                        // chunks go around the cache
+  std::function<Kernel(int rank)> seems = [](int) { return Kernel::slow; };  // when the ranks meet
+  bool copies = true;                                                        // the test needs the kernel's
+};
+const Setting kFast{.seems = [](int) { return Kernel::fast; }};
+
+// Runs body(rank) on `size` ranks. Expects that none fails.
+void in_processes(int size, const std::function<void(Rank&)>& body, const Setting& setting = {}) {
   constexpr int kImpossible = 77;
   void* const memory =
       ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
   auto& shared = *new (memory) Shared{};
   auto play = [&](int r) {
-    ::setenv("UNISONO_STREAM_CHUNKS", around ? "1" : "0", 1);
-    Communicator comm(std::make_shared<ByMemory>(shared, r, size), {.timeout_s = 60, .check = check});
+    ::setenv("UNISONO_STREAM_CHUNKS", setting.around ? "1" : "0", 1);
+    kernel = setting.seems(r);
+    Communicator comm(std::make_shared<ByMemory>(shared, r, size), {.timeout_s = 60, .check = setting.check});
+    kernel = Kernel::as_it_is;
     plan_direct(comm);
     Rank rank{comm, shared};
-    if (!possible(rank)) return kImpossible;
+    if (setting.copies && !possible(rank)) return kImpossible;
     body(rank);
     return testing::Test::HasFailure() ? 1 : 0;
   };
@@ -192,7 +219,7 @@ void run_all(Rank& rank, const std::vector<bool>& of_huge) {
         const int root = static_cast<int>(++seed) % comm.size();
         const Case c{collective, "", count, DType::f32, Op::sum, root, in_place, seed};
         bool all_huge = true;
-        for (int r = 0; r < comm.size() && pages_count(comm.size()); ++r) {
+        for (int r = 0; r < comm.size() && !rank.any_pages(); ++r) {
           const bool reached =
               (collective != Collective::gather && collective != Collective::scatter) || r == root;
           if (reached) all_huge = all_huge && of_huge[static_cast<std::size_t>(r)];
@@ -213,7 +240,8 @@ TEST_P(FarCalls, OfAllRanks) {
   const int n = static_cast<int>(GetParam().size());
   for (const bool check : {false, true})
     for (const bool around : {false, true})
-      in_processes(n, [&](Rank& rank) { run_all(rank, GetParam()); }, check, around);
+      in_processes(n, [&](Rank& rank) { run_all(rank, GetParam()); }, {.check = check, .around = around});
+  in_processes(n, [&](Rank& rank) { run_all(rank, GetParam()); }, kFast);
 }
 
 // Here only the outputs are reached. Some parts, and one rank's whole output, are empty.
@@ -237,7 +265,7 @@ TEST_P(FarCalls, OfAllToAllV) {
         [&] { rank.comm.all_to_all_v({.in = in.data(), .out = out, .dtype = DType::u8}, sends, receives); });
     EXPECT_TRUE(std::equal(expected.begin(), expected.end(), out)) << "rank " << me;
     bool all_huge = true;
-    for (int r = 0; r < n && pages_count(n); ++r)
+    for (int r = 0; r < n && !rank.any_pages(); ++r)
       all_huge = all_huge && (of_huge[static_cast<std::size_t>(r)] || r == 1);
     EXPECT_EQ(copied > 0, all_huge);
   });
@@ -250,7 +278,7 @@ TEST_P(FarCalls, OfRings) {
   const int n = static_cast<int>(of_huge.size());
   const auto messages = [&](Rank& rank) {
     const int me = rank.comm.rank(), next = (me + 1) % n, last = (me + n - 1) % n;
-    const auto by_kernel = pages_count(n) ? std::count(of_huge.begin(), of_huge.end(), true) : n;
+    const auto by_kernel = rank.any_pages() ? n : std::count(of_huge.begin(), of_huge.end(), true);
     for (const bool in_place : {false, true})
       for (const std::size_t bytes : kMessages) {
         const bool mine = of_huge[static_cast<std::size_t>(me)];
@@ -260,7 +288,8 @@ TEST_P(FarCalls, OfRings) {
         EXPECT_EQ(copied, by_kernel) << bytes << " bytes";
       }
   };
-  for (const bool around : {false, true}) in_processes(n, messages, false, around);
+  for (const bool around : {false, true}) in_processes(n, messages, {.around = around});
+  in_processes(n, messages, kFast);
 }
 
 // One end only sends and the other only receives. Both copy, except from small pages from 1 MiB on.
@@ -273,7 +302,7 @@ TEST(FarMessages, OneWay) {
             if (rank.comm.rank() == 0) rank.message(1, -1, bytes, from_huge);
             else rank.message(-1, 0, bytes, to_huge);
           });
-          const bool by_chunks = !from_huge && bytes > 1 << 20 && pages_count(2);
+          const bool by_chunks = !from_huge && bytes > 1 << 20 && !rank.any_pages();
           EXPECT_EQ(copied, by_chunks ? 0 : bytes > 1 ? 2 : 1) << bytes << " bytes";  // one byte has no half
         }
   });
@@ -309,8 +338,45 @@ TEST(FarMessages, ComeBeforeTheReply) {
         default: return rank.message(2, -1, kBytes, false);
       }
     });
-    EXPECT_EQ(copied, pages_count(4) ? 2 : 5);  // rank 1 pulls from rank 0, and rank 2 from rank 3
+    EXPECT_EQ(copied, rank.any_pages() ? 5 : 2);  // rank 1 pulls from rank 0, and rank 2 from rank 3
   });
+}
+
+// Ranks that time the kernel differently: the sum of all decides, on every rank.
+TEST(KernelCopies, AreTheSameOnEveryRank) {
+  for (const int odd : {0, 1, 2})
+    in_processes(3, [](Rank& rank) { EXPECT_EQ(Tuning(rank.comm).kernel_copies(), "slow"); },
+                 {.seems = [=](int r) { return r == odd ? Kernel::slow : Kernel::fast; }});
+  in_processes(3, [](Rank& rank) { EXPECT_EQ(Tuning(rank.comm).kernel_copies(), "fast"); }, kFast);
+}
+
+// Whatever it would find, a later communicator of these processes does not look.
+TEST(KernelCopies, AreWhatTheFirstCommunicatorHasFound) {
+  for (const Kernel first : {Kernel::slow, Kernel::fast})
+    in_processes(3,
+                 [=](Rank& rank) {
+                   const int before = looks;
+                   kernel = first == Kernel::fast ? Kernel::slow : Kernel::fast;
+                   auto some = rank.comm.split(rank.comm.rank() == 1 ? 1 : 0, 0);
+                   kernel = Kernel::as_it_is;
+                   const std::string_view found = Tuning(*some).kernel_copies();
+                   EXPECT_EQ(found, some->size() == 1 ? "none" : Tuning(rank.comm).kernel_copies());
+                   EXPECT_GT(before, 0);
+                   EXPECT_EQ(looks, before);
+                 },
+                 {.seems = [=](int) { return first; }});
+}
+
+// If one rank may not copy, none does and none looks. Chunks carry what is large.
+TEST(KernelCopies, ThatOneRankIsRefusedAreNone) {
+  in_processes(2,
+               [](Rank& rank) {
+                 EXPECT_EQ(Tuning(rank.comm).kernel_copies(), "none");
+                 const int peer = 1 - rank.comm.rank();
+                 EXPECT_EQ(rank.copied([&] { rank.message(peer, peer, 65537, true); }), 0);
+                 EXPECT_EQ(looks, 0);
+               },
+               {.seems = [](int r) { return r == 0 ? Kernel::refuses : Kernel::slow; }, .copies = false});
 }
 
 }  // namespace

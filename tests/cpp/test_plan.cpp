@@ -130,6 +130,59 @@ TEST(Plan, PlainMemoryGoesThroughChunksThatStayInTheCache) {
     }
 }
 
+// Returns up to how many KiB, a power of two, a call on plain memory is not direct.
+std::size_t border_kib(const Plan& plan, Collective collective) {
+  std::size_t kib = 1;
+  while (!is_direct(plan.choose(collective, 2 * kib * 1024, false))) kib *= 2;
+  return kib;
+}
+
+// For all_reduce, reduce, reduce_scatter, broadcast, all_gather, all_to_all, all_to_all_v, gather, scatter
+// and send_recv.
+std::vector<std::size_t> borders_kib(const Plan::Host& host) {
+  using enum Collective;
+  std::vector<std::size_t> borders;
+  for (const Collective collective : {all_reduce, reduce, reduce_scatter, broadcast, all_gather, all_to_all,
+                                      all_to_all_v, gather, scatter, send_recv})
+    borders.push_back(border_kib(Plan::of_host(host), collective));
+  return borders;
+}
+
+TEST(Plan, KernelCopiesDecideWhereTwoRanksGoDirect) {
+  using Borders = std::vector<std::size_t>;
+  const Borders cached{65536, 8192, 8192, 8192, 512, 512, 512, 512, 512, 128};
+  const Borders around{4096, 64, 64, 128, 64, 64, 64, 64, 64, 16};
+  EXPECT_EQ(borders_kib({.ranks = 2, .cached = true}), cached);
+  EXPECT_EQ(borders_kib({.ranks = 2}), around);
+  const Borders fast{128, 8192, 8192, 8, 32, 32, 32, 32, 32, 8};
+  const Borders fast_around{128, 64, 64, 8, 32, 32, 32, 32, 32, 8};
+  EXPECT_EQ(borders_kib({.ranks = 2, .cached = true, .kernel_fast = true}), fast);
+  EXPECT_EQ(borders_kib({.ranks = 2, .kernel_fast = true}), fast_around);
+}
+
+TEST(Plan, KernelCopiesDecideNothingElse) {
+  using Borders = std::vector<std::size_t>;
+  const Borders cached{512, 512, 512, 512, 512, 512, 512, 512, 512, 128};
+  const Borders crowded{256, 1024, 1024, 1024, 512, 512, 512, 1024, 1024, 128};
+  for (const bool fast : {false, true}) {
+    EXPECT_EQ(borders_kib({.ranks = 4, .cached = true, .kernel_fast = fast}), cached);
+    EXPECT_EQ(borders_kib({.ranks = 4, .ranks_a_core = 2, .cached = true, .kernel_fast = fast}), crowded);
+  }
+  for (const int ranks : {2, 3, 8})
+    for (const bool cached : {false, true})
+      for (const int ranks_a_core : {1, 2, 4}) {
+        const Plan slow = Plan::of_host({ranks, ranks_a_core, cached, false, false});
+        const Plan fast = Plan::of_host({ranks, ranks_a_core, cached, false, true});
+        for (const Collective collective : collectives())
+          for (std::size_t bytes = 1; bytes < std::size_t{1} << 30; bytes *= 2)
+            for (const bool symmetric : {false, true})
+              if (symmetric || ranks > 2 || ranks_a_core > 1) {
+                EXPECT_EQ(slow.choose(collective, bytes, symmetric),
+                          fast.choose(collective, bytes, symmetric));
+              }
+      }
+}
+
 TEST(Plan, PlainMemoryOfOneProcessIsReachedLikeSymmetricMemory) {
   for (const int ranks_a_core : {1, 2, 4}) {
     const Plan plan =

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import resource
 import subprocess
 from pathlib import Path
@@ -192,6 +193,7 @@ def test_info_names_every_backend() -> None:
     done = subprocess.run([*COMMAND, "info"], capture_output=True, text=True, timeout=120, check=True)
     for word in ("processor", "cores", "memory", "unisono", "mpi", "gloo", "mpich", "impi", "openmpi"):
         assert word in done.stdout
+    assert re.search(r"kernel's copies +(fast|slow|not allowed)", done.stdout)
 
 
 @pytest.mark.parametrize("verb", [["report", "X"], ["compare", "X", "X"], ["gate", "X"]])

@@ -163,6 +163,24 @@ def test_every_algorithm_runs_by_name(n: int, collective: str) -> None:
     threads.with_threads(n, body)
 
 
+# ---- the kernel's copies ----------------------------------------------------------------------------------
+
+
+def test_kernel_copies_are_the_same_on_every_rank() -> None:
+    first, *others = ranks.play(3, "basic_programs:kernel_copies").results()
+    assert first in (["fast", "fast"], ["slow", "slow"], ["none", "none"])
+    assert others == [first, first]
+
+
+def test_kernel_copies_that_are_not_allowed_are_none() -> None:
+    outcome = ranks.play(2, "basic_programs:kernel_copies", env={"UNISONO_FAR": "0"})
+    assert outcome.results() == [["none", "none"]] * 2
+
+
+def test_threads_of_one_process_have_no_kernel_copies() -> None:
+    assert threads.with_threads(2, lambda comm: comm.kernel_copies) == ["none", "none"]
+
+
 # ---- the file that `unisono tune` writes ------------------------------------------------------------------
 
 

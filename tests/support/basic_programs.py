@@ -211,6 +211,12 @@ def soak(calls: int, seed: int) -> dict[str, Any]:
         return Soak(comm, seed).run(calls)
 
 
+def kernel_copies() -> list[str]:
+    """Returns what a communicator, and one split from it, say of the kernel's copies."""
+    with unisono.init(timeout_s=20) as comm, comm.split(0) as some:
+        return [comm.kernel_copies, some.kernel_copies]
+
+
 def planned(table_of_rank: list[str] | None = None) -> str:
     """Returns the plan's algorithm for a small all_reduce. table_of_rank: each rank's own UNISONO_PLAN."""
     if table_of_rank:

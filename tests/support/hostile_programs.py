@@ -18,8 +18,8 @@ import unisono
 from rank_main import describe
 
 # The greeting of src/host/group.cpp: magic, version, rank, size, check, machine, chunk_bytes, core_cache; the
-# handle's pid, fd, bytes and nonce; nonce_at, two ways of chunks, and 16 words of cores.
-GREETING = struct.Struct("=8sIiiIQQQiiQQQ2B6x16Q")
+# handle's pid, fd, bytes and nonce; nonce_at, two ways of chunks, the kernel's copies, and 16 words of cores.
+GREETING = struct.Struct("=8sIiiIQQQiiQQQ3B5x16Q")
 FIELDS = "magic version rank size check machine chunk_bytes core_cache pid fd bytes nonce nonce_at".split()
 
 

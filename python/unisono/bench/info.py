@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,6 +86,18 @@ def cuda_text() -> str:
     return f"{count} GPU(s)" if count else "no GPU is seen, or nvcc (12.8 or newer) was not when it was built"
 
 
+def copies_text() -> str:
+    """Returns in words how fast the kernel copies between processes here, as two ranks find it."""
+    program = "import unisono; c = unisono.init(); c.rank or print(c.kernel_copies); c.close()"
+    command = [sys.executable, "-m", "unisono", "run", "-n", "2", sys.executable, "-c", program]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"not known: {error}"
+    found = done.stdout.strip()
+    return "not allowed" if found == "none" else f"{found}, beside two copies through shared memory"
+
+
 def show(console: Console) -> None:
     """Prints machine, libraries and backends."""
     machine = provenance.machine()
@@ -104,6 +117,7 @@ def show(console: Console) -> None:
         "found" if mpis.find_mpiexec() else "not found: the mpi backend needs one (pip install mpich)",
     )
     rows = backend_rows()
+    table.add_row("kernel's copies", copies_text())
     table.add_row("fabric lane", fabric_text())
     table.add_row("CUDA lane", cuda_text())
     table.add_row("plan", Tables.find().in_words())
