@@ -137,10 +137,10 @@ bool HostThread::comes_first(int peer, Slot slot, int other, Slot others) {
   host::Line& line = *this->line(rank_, slot, peer);
   const std::uint32_t expected = awaited(peer, slot) + 1;
   const auto come = [&] { return reached(peer, slot) || reached(other, others); };
+  int rests = 0;
   if (!polled(peer, come))
     wait_until(
-        come, patience_.timeout,
-        [&](Clock::duration elapsed) { host::rest(line, expected, patience_.yielding, elapsed); },
+        come, patience_.timeout, [&](Clock::duration elapsed) { rest(line, expected, elapsed, rests); },
         [&] { watch_.interrupted(peer, come); },
         [&] { watch_.late(peer, slot, expected, awaited(peer, slot)); });
   return reached(peer, slot);
@@ -149,19 +149,28 @@ bool HostThread::comes_first(int peer, Slot slot, int other, Slot others) {
 void HostThread::await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit) {
   const auto come = [&] { return host::reached(line, expected); };
   if (polled(peer, come)) return;
+  int rests = 0;
   wait_until(
-      come, patience_.timeout,
-      [&](Clock::duration elapsed) { host::rest(line, expected, patience_.yielding, elapsed); },
+      come, patience_.timeout, [&](Clock::duration elapsed) { rest(line, expected, elapsed, rests); },
       [&] { watch_.interrupted(peer, come); },
       [&] { watch_.late(peer, slot, expected / unit, line.flag.load(std::memory_order_relaxed) / unit); });
   if (!beside_) return;
-  patience_.spins = std::min(patience_.spins, kSpinsBeside);
-  patience_.yielding = {};
+  // A yield lasts a slice of the rank's own work. A wait has many of them where there is no work, and where
+  // the kernel runs this thread again at once.
+  if (patience_.yielding.count() == 0)
+    yields_ = rests > yields_ ? std::max(yields_ / 2, 1) : std::min(2 * yields_, kMostYields);
+  else if (rests > kMostYields) patience_.yielding = {};
+}
+
+void HostThread::rest(host::Line& line, std::uint32_t expected, Clock::duration elapsed, int& rests) {
+  const bool yields = beside_ && rests++ < yields_;
+  host::rest(line, expected, yields ? host::kYielding : patience_.yielding,
+             yields ? Clock::duration{} : elapsed);
 }
 
 void HostThread::run_beside(bool beside) {
   beside_ = beside;
-  patience_.spins = usual_patience_.spins;
+  patience_.spins = beside ? 0 : usual_patience_.spins;
   patience_.yielding = usual_patience_.yielding;
   patience_.crowded = usual_patience_.crowded || beside;
 }

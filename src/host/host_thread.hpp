@@ -72,8 +72,8 @@ class HostThread {
   void set_timeout(double timeout_s) { patience_.timeout = std::chrono::duration<double>(timeout_s); }
 
   // Sets whether the programs that follow run beside their rank's own work, in a thread without a core of its
-  // own. Waits that poll or yield take time from that work, while the peer's thread waits for a core too. So
-  // after one long wait the later ones of a call sleep almost at once, and pieces go ahead.
+  // own. Waits that poll take time from that work, while the peer's thread waits for a core too. So they only
+  // yield, after a wait of many yields as many times as that helps, before they sleep. Pieces go ahead.
   void run_beside(bool beside);
   // Returns how many pieces a program may give before it takes the first of them. Each rank decides alone.
   std::uint32_t pieces_ahead() const { return beside_ ? kChunks / 2 : 0; }
@@ -232,7 +232,7 @@ class HostThread {
   };
   static constexpr std::size_t kStreamFrom = 3072, kTimedFrom = 8192;
   static constexpr std::size_t kReadFrom = std::size_t{4} << 20;
-  static constexpr int kSpinsBeside = 100;  // 2 us
+  static constexpr int kMostYields = 64;
   static constexpr std::uint64_t kNone = ~std::uint64_t{0};
   static constexpr std::size_t kScratch = kPackets / 2 * kPacketBytes;
 
@@ -292,6 +292,8 @@ class HostThread {
   // Polls. Returns whether `come` has become true; else this rank may have moved from the peer's core.
   template <class Come>
   bool polled(int peer, const Come& come);
+  // Gives the core away within a wait, and counts that.
+  void rest(host::Line& line, std::uint32_t expected, Clock::duration elapsed, int& rests);
   // unit: the flag's increase for one epoch, in errors.
   void await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit = 1);
 
@@ -306,6 +308,7 @@ class HostThread {
   const host::Patience usual_patience_;
   host::Patience patience_ = usual_patience_;
   bool beside_ = false;
+  int yields_ = kMostYields;  // of a wait beside it that may follow a long one
   Watch watch_;
   const host::Kernels& kernels_;
   host::Reduce reduce_ = nullptr;
