@@ -46,6 +46,7 @@ def _replace() -> None:
 
     name = os.environ.get(REPLACE, "")
     if name == "gloo" and __version__ >= (2, 14):
+        # The type stays custom: DDP's logger takes one of gloo's type for a ProcessGroupGloo, and crashes.
         Backend.register_backend("gloo", _create_gloo, extended_api=True, devices=["cpu", "cuda"])
     elif name == "gloo":
         warnings.warn(

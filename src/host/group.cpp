@@ -176,7 +176,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
           },
           [this](int peer) { differs(peer); },
           [this](int owner, const byte* part, std::size_t count) { fill(owner, part, count); },
-          [this](int peer) { part_from(peer); }});
+          [this](std::size_t count) { begin_ring(count); }, [this](int peer) { part_from(peer); }});
   lane_->stream_chunks(!cached_);
   // Also keeps every rank until all have mapped all memory: a rank's own descriptors are needed until then.
   far_ = true;
@@ -190,8 +190,16 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
 }
 
 void Group::fill(int owner, const byte* part, std::size_t bytes) {
+  take_memory([&] { segments_[static_cast<std::size_t>(owner)]->fill(part, bytes); });
+}
+
+void Group::begin_ring(std::size_t bytes) {
+  if (ring_bytes_ > 0) take_memory([&] { check_room(bytes); });
+}
+
+void Group::take_memory(const std::function<void()>& step) {
   try {
-    segments_[static_cast<std::size_t>(owner)]->fill(part, bytes);
+    step();
   } catch (const ResourceError& error) {
     fail(FailureKind::resource,
          name(rank_) + " has no memory for what it shares with the other ranks: " + error.what());

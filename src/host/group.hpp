@@ -85,6 +85,9 @@ class Group {
   // Takes memory for a part of a rank's segment that has none until a pair of ranks needs it. Fails the group
   // if there is none.
   void fill(int owner, const byte* part, std::size_t bytes);
+  // Fails the group if there is no room for a ring whose first part is taken next, unless all ranks have
+  // agreed that there is (will_move).
+  void begin_ring(std::size_t bytes);
   bool dead(int rank) const { return processes_[static_cast<std::size_t>(rank)].dead(); }
   bool departed(int rank) const { return board(rank).departed.load(std::memory_order_acquire) != 0; }
   std::string name(int rank) const;                                  // "rank 3"
@@ -157,7 +160,8 @@ class Group {
   struct PieceTimes {  // microseconds
     double through, around, kernel;
   };
-  // due: chunks go as in earlier groups of these processes. fixed: as the user says.
+  // due: chunks go as in earlier groups of these processes, until calls have moved some. fixed: as the user
+  // says.
   enum class Timing : std::uint8_t { due, done, fixed };
   void choose_chunks(bool first, bool looks_at_kernel = false);
   PieceTimes time_chunks(int rounds);
@@ -175,6 +179,7 @@ class Group {
   // kMostCounted.
   std::vector<int> absent();
   void differs(int peer);
+  void take_memory(const std::function<void()>& step);
   std::string where() const;
 
   int rank_, size_;
@@ -196,7 +201,7 @@ class Group {
   KernelCopies kernel_copies_ = KernelCopies::unknown;
   static std::atomic<KernelCopies> found_;  // by the first group of this process that has looked
   std::size_t moved_ = 0;                   // bytes, since chunks were timed
-  std::size_t ring_bytes_ = 0;              // of a rank's rings, until there was room for them
+  std::size_t ring_bytes_ = 0;  // of a rank's rings, until ranks agree that there is room for them
   int ranks_a_core_ = 1;
   host::Pages pages_;
   std::vector<std::shared_ptr<Segment>> segments_;

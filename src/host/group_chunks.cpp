@@ -29,6 +29,8 @@ constexpr int kManyRounds = 20, kFewRounds = 7;
 // to five times as long so, and to time the way takes less than around the cache.
 constexpr std::size_t kTimedFor = std::size_t{256} << 20, kOfACall = 4096;
 constexpr std::size_t kLarge = std::size_t{64} << 10, kSooner = 4;
+// A later group first times them when its calls have taken about as long as the timing takes.
+constexpr std::size_t kFirstTimedAfter = std::size_t{16} << 20;
 
 }  // namespace
 
@@ -37,7 +39,7 @@ std::atomic<KernelCopies> Group::found_ = KernelCopies::unknown;
 
 void Group::will_move(std::size_t bytes, Algorithm by) {
   moved_ += kOfACall + bytes * (cached_ && bytes >= kLarge ? kSooner : 1);
-  const bool first = timing_ == Timing::due && !is_packets(by);
+  const bool first = timing_ == Timing::due && !is_packets(by) && moved_ >= kFirstTimedAfter;
   if (ring_bytes_ > 0 && (first || !(is_packets(by) || is_direct(by)))) {
     AllocationAgreement agreement(*this, ring_bytes_, "memory of rings");
     agreement.attempt([&] { check_room(ring_bytes_, size_); });

@@ -55,8 +55,19 @@ HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_p
   for (const auto& segment : segments_) bases_.push_back(segment->data());
 }
 
-void HostThread::fill_packets(int owner, int writer) {
-  watch_.fill(owner, reinterpret_cast<const byte*>(packet(owner, writer, 0)), kPackets * sizeof(host::Line));
+void HostThread::fill_packets(int owner, int writer, std::uint64_t& filled) {
+  constexpr std::size_t kPage = 4096;
+  watch_.fill(owner, reinterpret_cast<const byte*>(packet(owner, writer, filled)), kPage);
+  filled += kPage / sizeof(host::Line);
+  if (filled == kPackets) filled = kNone;
+}
+
+void HostThread::fill_ring(int peer, Counters& c) {
+  constexpr std::size_t kAtOnce = std::size_t{16} << 10;
+  const std::size_t whole = ring_bytes(peer, rank_), before = c.ring_filled;
+  if (before == 0) watch_.begin_ring(whole);
+  c.ring_filled = std::min(whole, round_up(c.put.end, kAtOnce));
+  watch_.fill(peer, ring(peer, rank_) + before, c.ring_filled - before);
 }
 
 // The credit for a timed piece, which says how long its reader took, has come before the next timed one.
@@ -84,8 +95,8 @@ void HostThread::end_taking() {
 
 void HostThread::put_packets(int peer, const byte* src, std::size_t bytes) {
   Counters& c = signals(peer);
-  if (c.packets_sent == 0) fill_packets(peer, rank_);
   for (; bytes > 0; ++c.packets_sent) {
+    if (c.packets_sent == c.filled_to) fill_packets(peer, rank_, c.filled_to);
     host::Line& line = *packet(peer, rank_, c.packets_sent);
     const std::size_t length = std::min(bytes, kPacketBytes);
     if (length == kPacketBytes) std::memcpy(line.payload, src, kPacketBytes);
@@ -98,8 +109,8 @@ void HostThread::put_packets(int peer, const byte* src, std::size_t bytes) {
 
 void HostThread::take_packets(int peer, byte* dst, std::size_t bytes) {
   Counters& c = signals(peer);
-  if (c.packets_taken == 0) fill_packets(rank_, peer);
   for (; bytes > 0; ++c.packets_taken) {
+    if (c.packets_taken == c.filled_from) fill_packets(rank_, peer, c.filled_from);
     host::Line& line = *packet(rank_, peer, c.packets_taken);
     const std::uint32_t lap = lap_of(c.packets_taken);
     if (!host::reached(line, lap)) await(line, lap, peer, Slot::packet_credit, kMarks + 1);
@@ -126,10 +137,10 @@ bool HostThread::comes_first(int peer, Slot slot, int other, Slot others) {
   host::Line& line = *this->line(rank_, slot, peer);
   const std::uint32_t expected = awaited(peer, slot) + 1;
   const auto come = [&] { return reached(peer, slot) || reached(other, others); };
+  int rests = 0;
   if (!polled(peer, come))
     wait_until(
-        come, patience_.timeout,
-        [&](Clock::duration elapsed) { host::rest(line, expected, patience_.yielding, elapsed); },
+        come, patience_.timeout, [&](Clock::duration elapsed) { rest(line, expected, elapsed, rests); },
         [&] { watch_.interrupted(peer, come); },
         [&] { watch_.late(peer, slot, expected, awaited(peer, slot)); });
   return reached(peer, slot);
@@ -138,19 +149,28 @@ bool HostThread::comes_first(int peer, Slot slot, int other, Slot others) {
 void HostThread::await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit) {
   const auto come = [&] { return host::reached(line, expected); };
   if (polled(peer, come)) return;
+  int rests = 0;
   wait_until(
-      come, patience_.timeout,
-      [&](Clock::duration elapsed) { host::rest(line, expected, patience_.yielding, elapsed); },
+      come, patience_.timeout, [&](Clock::duration elapsed) { rest(line, expected, elapsed, rests); },
       [&] { watch_.interrupted(peer, come); },
       [&] { watch_.late(peer, slot, expected / unit, line.flag.load(std::memory_order_relaxed) / unit); });
   if (!beside_) return;
-  patience_.spins = std::min(patience_.spins, kSpinsBeside);
-  patience_.yielding = {};
+  // A yield lasts a slice of the rank's own work. A wait has many of them where there is no work, and where
+  // the kernel runs this thread again at once.
+  if (patience_.yielding.count() == 0)
+    yields_ = rests > yields_ ? std::max(yields_ / 2, 1) : std::min(2 * yields_, kMostYields);
+  else if (rests > kMostYields) patience_.yielding = {};
+}
+
+void HostThread::rest(host::Line& line, std::uint32_t expected, Clock::duration elapsed, int& rests) {
+  const bool yields = beside_ && rests++ < yields_;
+  host::rest(line, expected, yields ? host::kYielding : patience_.yielding,
+             yields ? Clock::duration{} : elapsed);
 }
 
 void HostThread::run_beside(bool beside) {
   beside_ = beside;
-  patience_.spins = usual_patience_.spins;
+  patience_.spins = beside ? 0 : usual_patience_.spins;
   patience_.yielding = usual_patience_.yielding;
   patience_.crowded = usual_patience_.crowded || beside;
 }

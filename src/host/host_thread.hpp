@@ -27,7 +27,7 @@ class HostThread {
   static constexpr std::size_t kPacketBytes = 56;  // payload of a cache line beside its flag
 
   // A rank's segment: a header of `header_bytes` bytes, then signals, packets and chunks by peer. What begins
-  // at `packets` has no memory until a pair of ranks uses its part.
+  // at `packets` has memory as far as pieces have come.
   struct Layout {
     Layout(int ranks, std::size_t chunk_bytes, std::size_t header_bytes);
     // Uses as much of the rings as suits cores with a second-level cache of so many bytes. If a rank's rings
@@ -48,6 +48,7 @@ class HostThread {
     std::function<void(int peer, Slot slot, std::uint32_t expected, std::uint32_t seen)> late;
     std::function<void(int peer)> differs;  // a piece of another call has come
     std::function<void(int owner, const byte* part, std::size_t bytes)> fill;  // Group::fill
+    std::function<void(std::size_t bytes)> begin_ring;                         // Group::begin_ring
     std::function<void(int peer)>
         waits;  // once, when the polls were not enough; not beside a rank's own work
   };
@@ -71,8 +72,8 @@ class HostThread {
   void set_timeout(double timeout_s) { patience_.timeout = std::chrono::duration<double>(timeout_s); }
 
   // Sets whether the programs that follow run beside their rank's own work, in a thread without a core of its
-  // own. Waits that poll or yield take time from that work, while the peer's thread waits for a core too. So
-  // after one long wait the later ones of a call sleep almost at once, and pieces go ahead.
+  // own. Waits that poll take time from that work, while the peer's thread waits for a core too. So they only
+  // yield, after a wait of many yields as many times as that helps, before they sleep. Pieces go ahead.
   void run_beside(bool beside);
   // Returns how many pieces a program may give before it takes the first of them. Each rank decides alone.
   std::uint32_t pieces_ahead() const { return beside_ ? kChunks / 2 : 0; }
@@ -192,7 +193,10 @@ class HostThread {
   // Return the place of piece `index` in the ring to the peer (in its memory), and in the ring from the peer
   // (in this rank's). Each piece begins where the one before ended.
   byte* chunk_at(int peer, std::uint32_t index, std::size_t bytes) {
-    return chunk(peer, rank_, signals(peer).put, index, bytes);
+    Counters& c = signals(peer);
+    byte* const at = chunk(peer, rank_, c.put, index, bytes);
+    if (c.put.end > c.ring_filled) fill_ring(peer, c);
+    return at;
   }
   const byte* chunk_from(int peer, std::uint32_t index, std::size_t bytes) {
     if (own_ways_ && bytes >= kTimedFrom && host::ChunkWay::timed(awaited(peer, Slot::chunk)))
@@ -211,8 +215,11 @@ class HostThread {
   };
   struct Counters {
     Placed put, taken;
+    std::size_t ring_filled = 0;  // bytes of the ring to the peer that have memory
     std::uint32_t signalled[kSlots] = {}, awaited[kSlots] = {};
     std::uint64_t packets_sent = 0, packets_taken = 0;
+    // The next packets to and from the peer whose places have no memory; kNone: all have.
+    std::uint64_t filled_to = 0, filled_from = 0;
   };
   struct Timed {  // the piece that is written or taken now, if it is timed
     int peer = -1;
@@ -225,7 +232,8 @@ class HostThread {
   };
   static constexpr std::size_t kStreamFrom = 3072, kTimedFrom = 8192;
   static constexpr std::size_t kReadFrom = std::size_t{4} << 20;
-  static constexpr int kSpinsBeside = 100;  // 2 us
+  static constexpr int kMostYields = 64;
+  static constexpr std::uint64_t kNone = ~std::uint64_t{0};
   static constexpr std::size_t kScratch = kPackets / 2 * kPacketBytes;
 
   Counters& signals(int peer) { return counters_[static_cast<std::size_t>(peer)]; }
@@ -239,7 +247,13 @@ class HostThread {
     return reinterpret_cast<host::Line*>(bases_[static_cast<std::size_t>(owner)] + layout_.packets) +
            static_cast<std::uint64_t>(writer) * kPackets + number % kPackets;
   }
-  void fill_packets(int owner, int writer);
+  // Take memory for what comes next. The reader of a ring has it from its writer: to map pages that are there
+  // as they are read costs less than to ask for them.
+  void fill_packets(int owner, int writer, std::uint64_t& filled);
+  void fill_ring(int peer, Counters& c);
+  std::size_t ring_bytes(int owner, int writer) const {
+    return owner == writer ? layout_.own_ring_bytes : layout_.ring_bytes;
+  }
   // The owner's ring from itself is the first one.
   byte* ring(int owner, int writer) {
     byte* const first = bases_[static_cast<std::size_t>(owner)] + layout_.chunks;
@@ -249,8 +263,7 @@ class HostThread {
   }
   byte* chunk(int owner, int writer, Placed& last, std::uint32_t index, std::size_t bytes) {
     byte* const ring = this->ring(owner, writer);
-    const std::size_t whole = owner == writer ? layout_.own_ring_bytes : layout_.ring_bytes;
-    if (last.index == ~0u) watch_.fill(owner, ring, whole);
+    const std::size_t whole = ring_bytes(owner, writer);
     if (last.index != index) last = {index, last.end, 0};
     if (last.begin + bytes > whole) last.begin = 0;
     last.end = round_up(last.begin + bytes, sizeof(host::Line));
@@ -279,6 +292,8 @@ class HostThread {
   // Polls. Returns whether `come` has become true; else this rank may have moved from the peer's core.
   template <class Come>
   bool polled(int peer, const Come& come);
+  // Gives the core away within a wait, and counts that.
+  void rest(host::Line& line, std::uint32_t expected, Clock::duration elapsed, int& rests);
   // unit: the flag's increase for one epoch, in errors.
   void await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit = 1);
 
@@ -293,6 +308,7 @@ class HostThread {
   const host::Patience usual_patience_;
   host::Patience patience_ = usual_patience_;
   bool beside_ = false;
+  int yields_ = kMostYields;  // of a wait beside it that may follow a long one
   Watch watch_;
   const host::Kernels& kernels_;
   host::Reduce reduce_ = nullptr;
