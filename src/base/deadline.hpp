@@ -33,9 +33,9 @@ void wait_until(const Done& done, std::chrono::duration<double> timeout, const R
   const auto began = Clock::now();
   auto looked = began;
   Clock::duration waited{};
-  for (auto now = began;; now = Clock::now()) {
-    if (done()) return;
+  for (auto now = began; !done();) {
     rest(now - began);
+    now = Clock::now();
     if (now - looked < kLook) continue;
     look();
     waited += std::min(now - looked, kMostCounted);

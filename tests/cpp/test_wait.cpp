@@ -6,6 +6,8 @@
 
 #include <thread>
 
+#include "base/deadline.hpp"
+
 namespace unisono::host {
 namespace {
 
@@ -57,6 +59,16 @@ TEST(Rest, EndsWhenTheLineIsRaised) {
     waiter.join();
     EXPECT_EQ(line.sleepers.load(), 0U);
   }
+}
+
+// A rank that is stopped is stopped in its sleep, as a rule.
+TEST(Wait, CountsLittleOfALongRest) {
+  int looks = 0;
+  const auto stopped = [](Clock::duration) { std::this_thread::sleep_for(kMostCounted * 5 / 4); };
+  const auto late = [] { throw PeerLostError("late"); };
+  const std::chrono::duration<double> timeout = kMostCounted * 5 / 2;
+  EXPECT_THROW(wait_until([] { return false; }, timeout, stopped, [&] { ++looks; }, late), PeerLostError);
+  EXPECT_GE(looks, 3);
 }
 
 }  // namespace
