@@ -151,6 +151,12 @@ def test_the_grid_has_every_offset_of_what_has_buffers() -> None:
     assert found == [*sized, ("barrier", 0, 0)]
 
 
+def test_the_grid_has_inputs_of_both_kinds_but_of_a_barrier() -> None:
+    grid = cases.grid(2, ["all_reduce", "barrier"], [8], inputs=("kept", "written"), modes=["latency"])
+    found = sorted((case.collective, case.inputs) for case in grid)
+    assert found == [("all_reduce", "kept"), ("all_reduce", "written"), ("barrier", "kept")]
+
+
 def test_an_offset_is_where_an_element_can_begin() -> None:
     assert make_case("all_reduce", 64, "f32", 2, offset=4).offset == 4
     with pytest.raises(cases.CaseError, match="f64 begins at multiples of its 8 bytes"):

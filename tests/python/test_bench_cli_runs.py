@@ -100,6 +100,23 @@ def test_buffers_anywhere_in_a_page_are_right_and_told_apart(tmp_path: Path) -> 
 
 @pytest.mark.mpi
 @pytest.mark.torch
+def test_inputs_that_are_written_anew_are_right_and_told_apart(tmp_path: Path) -> None:
+    what = ["--inputs", "kept,written", "--sizes", "5K", "--placement", "out_of_place", "-d", "f32"]
+    what += ["--memory", "plain"]
+    done = bench(tmp_path / "run", "--ranks", "2", *what, "-n", "1")
+    found = records.read(tmp_path / "run")
+    assert [f.message for f in found.failures] == []
+    assert done.returncode == 0, done.stderr
+    for backend in ("unisono", "mpi", "gloo"):
+        own = [r.case for r in found.results if r.backend == backend and r.case.inputs == "written"]
+        assert {case.collective for case in own} == {*COLLECTIVES} - {"barrier"}
+        assert {case.mode for case in own} == {"latency"}
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "run")]).exit_code == 0
+    assert "inputs written" in (tmp_path / "run" / "report.md").read_text()
+
+
+@pytest.mark.mpi
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("ranks", "dtypes", "placement"), [(2, "f32,bf16,i64,f8e4m3", "all"), (3, "f32,bf16", "out_of_place")]
 )

@@ -95,6 +95,14 @@ def test_every_sample_tells_the_watch_that_the_rank_moves() -> None:
     assert beats.count == 4
 
 
+def test_what_comes_before_a_sample_comes_before_its_alignment() -> None:
+    made: list[str] = []
+    host = HostDevice(lambda: made.append("align"))
+    case, backend = make_case("all_reduce", 8, "f32", 2), UnisonoBackend()
+    host.runner(case, lambda: made.append("call"), backend, lambda: made.append("before")).timed(2, 1, 1)
+    assert made == ["call", *["before", "align", "call"] * 2]
+
+
 def test_the_clock_is_one_on_one_machine_only() -> None:
     class Pair:
         """Rank 0 of two. The other rank is on the same machine, or on another."""

@@ -204,6 +204,19 @@ def test_buffers_lie_where_the_case_says(offset: int, memory: str) -> None:
 
 
 @pytest.mark.parametrize("placement", vocabulary.PLACEMENTS)
+def test_an_input_that_is_written_anew_has_its_bytes(placement: str) -> None:
+    for name in vocabulary.COLLECTIVES:
+        case = make_case(name, 1000, "f32", 2, placement=placement, offset=4)
+        placed = place(case)
+        arrange(case, placed)
+        for one in placed:
+            region, _ = one.read
+            before = region.memory.copy()
+            one.rewrite()
+            assert (region.memory == before).all()
+
+
+@pytest.mark.parametrize("placement", vocabulary.PLACEMENTS)
 def test_a_write_before_a_buffer_is_seen(placement: str) -> None:
     case = make_case("all_reduce", 1000, "f32", 2, placement=placement, offset=16)
     placed = place(case)

@@ -65,6 +65,16 @@ def test_cases_of_other_offsets_are_not_compared(tmp_path: Path) -> None:
     assert "offset 64 B" in _text(found, everything=True)
 
 
+def test_cases_of_other_inputs_are_not_compared(tmp_path: Path) -> None:
+    def of(inputs: str) -> Result:
+        return msgspec.structs.replace(_near(10), case=data.case(inputs=inputs))
+
+    found = _compare(tmp_path, [of("kept"), of("written")], [of("written")])
+    assert [change.a.key.case.inputs for change in found.changes] == ["written"]
+    assert [row.key.case.inputs for row in found.only_a] == ["kept"]
+    assert "inputs written" in _text(found, everything=True)
+
+
 def test_the_tolerance_is_the_caller_s(tmp_path: Path) -> None:
     found = _compare(tmp_path, [_near(10)], [_near(9)], tolerance=0.2)
     assert found.counts == {Verdict.SAME: 1}

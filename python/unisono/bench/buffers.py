@@ -85,6 +85,12 @@ class Placed:
             (region.fill_random if self.random else region.fill_ones)(end, self.dtype)
             region.primed, region.primed_bytes = what, end
 
+    def rewrite(self) -> None:
+        """Writes the input's own bytes once more: their lines leave all other cores' caches."""
+        region, end = self.read
+        own = region.memory[:end]
+        np.bitwise_or(own, 0, out=own)
+
     def soil(self) -> None:
         """Notes that calls have written the output."""
         self.written[0].soil()

@@ -22,6 +22,7 @@ from unisono.records import Case, vocabulary
 from unisono.records.vocabulary import (
     DEVICES,
     DTYPES,
+    INPUTS,
     KNOWN,
     MATMUL,
     MATMULS,
@@ -213,6 +214,7 @@ def make_case(
     mode: str = "latency",
     device: str = "cpu",
     offset: int = 0,
+    inputs: str = "kept",
 ) -> Case:
     """Returns the case nearest below `nominal_bytes`, with at least one element a block.
 
@@ -223,6 +225,7 @@ def make_case(
     item = DTYPES[_known("dtype", dtype, DTYPES)].itemsize
     _known("placement", placement, PLACEMENTS)
     _known("memory", memory, MEMORIES)
+    _known("inputs", inputs, INPUTS)
     _known("device", device, DEVICES)
     _known("mode", mode, modes_of(device))
     if known.reduces and not traits.has_op(dtype, _known("op", str(op), OPS), device == "cuda"):
@@ -231,7 +234,7 @@ def make_case(
         raise CaseError(f"--offset {offset}: {dtype} begins at multiples of its {item} bytes; choose one.")
     unit = item * ranks if known.blocked else item
     if collective == "barrier":
-        dtype, size, offset = "u8", 0, 0
+        dtype, size, offset, inputs = "u8", 0, 0, "kept"
     else:
         size = max(1, nominal_bytes // unit) * unit
     return Case(
@@ -244,6 +247,7 @@ def make_case(
         placement=placement if known.in_place else "out_of_place",
         memory=memory if collective != "barrier" else "plain",
         offset=offset,
+        inputs=inputs,
         mode=mode,
         device=device,
         pattern=PATTERNS[0] if collective == PINGPONG else None,
@@ -282,15 +286,16 @@ def grid(
     modes: Sequence[str] = MODES,
     device: str = "cpu",
     offsets: Sequence[int] = (0,),
+    inputs: Sequence[str] = ("kept",),
 ) -> list[Case]:
     """Returns every distinct case of the product. Sizes that round to the same case count once, and dtypes go
     without the ops that they lack, unless all lack all."""
-    product = itertools.product(collectives, sizes, dtypes, ops, placements, memories, offsets, modes)
+    product = itertools.product(collectives, sizes, dtypes, ops, placements, memories, offsets, inputs, modes)
     lacking = lacking_ops(dtypes, ops, device)
     return list(
         dict.fromkeys(
-            make_case(name, size, dtype, ranks, op, placement, memory, mode, device, offset)
-            for name, size, dtype, op, placement, memory, offset, mode in product
+            make_case(name, size, dtype, ranks, op, placement, memory, mode, device, offset, written)
+            for name, size, dtype, op, placement, memory, offset, written, mode in product
             if not (KNOWN[name].reduces and (dtype, op) in lacking)
         )
     )

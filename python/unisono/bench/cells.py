@@ -18,7 +18,7 @@ from unisono.bench.backends.base import Backend, ResultCall
 from unisono.bench.buffers import Placed, Pools
 from unisono.bench.cases import calls_per_sample, has_in_place
 from unisono.bench.control import Control
-from unisono.bench.device import Device, HangError, Runner
+from unisono.bench.device import Device, HangError, Runner, nothing
 from unisono.bench.schedule import Cell
 from unisono.bench.timing import Call
 from unisono.bench.verify import Arithmetic, Expectation, arrange, inspect, share_of_bound
@@ -30,11 +30,7 @@ LATE_S = 0.02  # how much later one rank enters a barrier under check
 
 def prepared(case: Case, backend: Backend, placed: Placed, rank: int) -> Call:
     """Returns the backend's call, or one that does nothing on a rank that takes no part."""
-    return backend.prepare(case, placed.buffers) if pairs.takes_part(case, rank) else _nothing
-
-
-def _nothing() -> None:
-    pass
+    return backend.prepare(case, placed.buffers) if pairs.takes_part(case, rank) else nothing
 
 
 @dataclass(eq=False)
@@ -52,7 +48,7 @@ class Work:
     dropped: bool = False
     recorded: bool = False
     probed: bool = False  # a few calls were timed, so that rank 0 knows the cost of one
-    call: Call = _nothing  # the call that the loops repeat, once they are made
+    call: Call = nothing  # the call that the loops repeat, once they are made
     _placed: Placed | None = None
     _runner: Runner | None = None
 
@@ -61,7 +57,8 @@ class Work:
         if self._runner is None or self._placed is None:
             self._placed = pools.place(self.case, self.backend)
             self.call = prepared(self.case, self.backend, self._placed, pools.rank)
-            self._runner = device.runner(self.case, self.call, self.backend)
+            before = self._placed.rewrite if self.case.inputs == "written" else nothing
+            self._runner = device.runner(self.case, self.call, self.backend, before)
             self.algorithm, self.sms = self.backend.algorithm(self.case), self.backend.sms(self.case)
             self.staged = self.backend.staged()
         return self._runner, self._placed

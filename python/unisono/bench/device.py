@@ -23,6 +23,10 @@ MEMORY_SHARE = 0.7  # of a machine's free memory, for the buffers of all its ran
 SILENCE_S = 360.0  # longer than the deadlines of session.py, whose errors name the missing rank
 
 
+def nothing() -> None:
+    """Does nothing."""
+
+
 class HangError(RuntimeError):
     """A GPU did not come back within its deadline. This process can measure nothing more, and the kernel that
     waits on the GPU ends only with the process."""
@@ -68,8 +72,9 @@ class Device:
     def give_back(self) -> None:
         """Returns freed memory that is kept for reuse to the system."""
 
-    def runner(self, case: Case, call: Call, backend: Backend) -> Runner:
-        """Returns the loops of the case's mode."""
+    def runner(self, case: Case, call: Call, backend: Backend, before: Call = nothing) -> Runner:
+        """Returns the loops of the case's mode. `before`: made before each sample, of calls that the host's
+        clock times."""
         raise NotImplementedError
 
     def finish(self, backend: Backend) -> None:
@@ -116,11 +121,14 @@ def one_clock(control: Control) -> bool:
 
 class HostRunner(Runner):
     """The loops of `timing`, by the host clock, with start times if all ranks have one clock. Calls `beat`
-    before each sample, since a batch of long samples is long."""
+    before each sample, since a batch of long samples is long, and `before`."""
 
-    def __init__(self, call: Call, align: Call, one_clock: bool = True, beat: Call = lambda: None) -> None:
+    def __init__(
+        self, call: Call, align: Call, one_clock: bool = True, beat: Call = nothing, before: Call = nothing
+    ) -> None:
         def start() -> None:
             beat()
+            before()
             align()
 
         self._call, self._align, self._one_clock = call, start, one_clock
@@ -168,14 +176,14 @@ class HostDevice(Device):
         # Two regions a rank of plain and of symmetric memory, the libraries' staging in the rest.
         return least // (4 + 2 * own)
 
-    def runner(self, case: Case, call: Call, backend: Backend) -> Runner:
+    def runner(self, case: Case, call: Call, backend: Backend, before: Call = nothing) -> Runner:
         align = self._align
         if case.pair is not None and case.ranks > 2 and self._with_peer is not None:
             peer = pairs.peer_of(case, self._rank)
             if peer is None:
                 return Bystander()
             align = self._with_peer(peer)
-        return HostRunner(call, align, self._one_clock, self.watch.beat)
+        return HostRunner(call, align, self._one_clock, self.watch.beat, before)
 
     def barrier_us(self) -> float | None:
         return self._align.barrier_us() if isinstance(self._align, Aligner) else None

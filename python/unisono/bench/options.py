@@ -109,6 +109,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     cores: int  # the cores that the run may use; a rank itself may be bound to one of them
     device: str = "cpu"
     offsets: tuple[int, ...] = (0,)  # of the collectives' buffers from the start of a page, in bytes
+    inputs: tuple[str, ...] = ("kept",)  # of the collectives, see vocabulary.INPUTS
     fabric: bool = False  # over the provider of libfabric in the environment
     threads: int = 0  # the number of ranks that are threads of one process; 0: ranks are processes
     to_memory_limit: bool = False  # in place of the grid, see `limit`
@@ -142,6 +143,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             self.modes,
             self.device,
             self.offsets,
+            self.inputs,
         )
         return list(dict.fromkeys(self.moe.cases(ranks, self.collectives) + fused + others))
 

@@ -18,6 +18,7 @@ from unisono.bench.pairs import ALL
 from unisono.records.vocabulary import (
     CUDA_MODES,
     DTYPES,
+    INPUTS,
     KNOWN,
     LAYOUTS,
     MEMORIES,
@@ -140,6 +141,14 @@ class Asked:
         _what(
             "--offset",
             help=f"List of bytes from the start of a page, below {PAGE}, at which buffers begin; default: 0.",
+        ),
+    ] = None
+    inputs: Annotated[
+        str | None,
+        _what(
+            "--inputs",
+            help=f"List of {', '.join(INPUTS)}: as the last call left them, or written by their rank before "
+            "each call, as programs do; default: kept.",
         ),
     ] = None
     patterns: Annotated[

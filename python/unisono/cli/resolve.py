@@ -58,12 +58,19 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     if models is None:  # a run that the user has narrowed down measures no models
         narrowed = (
             *(_listed(asked), asked.begin, asked.end, asked.sizes),
-            *(asked.dtypes, asked.ops, asked.offsets),
+            *(asked.dtypes, asked.ops, asked.offsets, asked.inputs),
         )
         whole = not (asked.moe or asked.norm or asked.matmul) and all(value is None for value in narrowed)
         models = ",".join(preset.workloads) if whole else "none"
     modes = _names("mode", asked.modes, list(vocabulary.modes_of(asked.device)), modes)
     collectives, dtypes = _collectives(asked), _dtypes(asked.dtypes, preset)
+    inputs = _inputs(asked, collectives)
+    if "written" in inputs:
+        if asked.modes is not None and modes != ["latency"]:
+            raise CaseError(
+                "--inputs written: only calls one by one have a moment before: choose --mode latency."
+            )
+        modes = ["latency"]
     if asked.one_process and not set(modes) <= set(CUDA_DEFAULT_MODES):
         raise CaseError("--one-process has the GPU's clock only: choose --mode graph, events or both.")
     backends = _backends(
@@ -94,6 +101,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         placements=_names("placement", asked.placements, list(PLACEMENTS), list(preset.placements)),
         memories=_names("memory", asked.memories, list(vocabulary.MEMORIES), memories),
         offsets=_offsets(asked, collectives),
+        inputs=inputs,
         modes=modes,
         fabric=asked.fabric,
         threads=int(asked.one_process),  # the number is known at the start of the ranks
@@ -321,6 +329,14 @@ def _offsets(asked: Asked, collectives: Sequence[str]) -> tuple[int, ...]:
             f"--offset {asked.offsets}: write bytes from the start of a page, 0 to {PAGE - 1}, like 0,16,64."
         )
     return tuple(sorted({int(part) for part in parts}))
+
+
+def _inputs(asked: Asked, collectives: Sequence[str]) -> tuple[str, ...]:
+    """Returns what happens to inputs before each call. Raises CaseError if the cases have other buffers."""
+    inputs = _names("inputs", asked.inputs, list(vocabulary.INPUTS), ["kept"])
+    if inputs != ["kept"] and (asked.device == "cuda" or set(collectives) <= set(cases.SHAPED)):
+        raise CaseError("--inputs written is for collectives in host memory: leave it out here.")
+    return tuple(inputs)
 
 
 def _limits(asked: Asked, preset: Preset) -> Limits:

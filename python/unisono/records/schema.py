@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
-SCHEMA_VERSION = "1.9"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
+SCHEMA_VERSION = "1.10"  # 1.1: devices, links, largest; 1.2: nodes, pingpong, streams, scaling; 1.3: memory;
 # 1.4: a sample from the first start to the last end; 1.5: mixture of experts;
-# 1.6: fused norms; 1.7: launches; 1.8: fused matmuls; 1.9: offsets, errors of quantised results
+# 1.6: fused norms; 1.7: launches; 1.8: fused matmuls; 1.9: offsets, errors of quantised results;
+# 1.10: inputs
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +69,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     placement: str = "out_of_place"  # or in_place
     memory: str = "plain"  # or symmetric
     offset: int = 0  # bytes from the start of a page at which each buffer begins
+    inputs: str = "kept"  # or written: by each rank before each call, as programs do
     mode: str = "latency"  # or throughput; on GPUs also graph and events
     device: str = "cpu"  # or cuda: where the buffers lie
     one_process: bool = False  # the ranks are threads of one process, not processes

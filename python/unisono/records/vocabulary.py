@@ -33,6 +33,7 @@ INTEGERS = frozenset({"i8", "u8", "i32", "i64"})
 OPS = tuple(traits.op_names())
 PLACEMENTS = ("out_of_place", "in_place")
 MEMORIES = ("plain", "symmetric")
+INPUTS = ("kept", "written")  # before each call: as the last call left them; or written by their rank
 DEVICES = ("cpu", "cuda")
 # Forms in which unisono quantises an all_reduce, and the bits of an element on the wire.
 WIRES = {"fp8": 8.25, "int8": 8.25}
@@ -243,6 +244,8 @@ def case_text(case: Case, workload: str | None = None) -> str:
         extra.append(case.placement.replace("_", " "))
     if case.offset:
         extra.append(f"offset {text.size(case.offset)}")
+    if case.inputs != "kept":
+        extra.append(f"inputs {case.inputs}")
     if case.collective == PINGPONG:
         extra.append(f"pair {pair_name(case)}")
     if case.scaling is not None:

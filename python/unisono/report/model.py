@@ -60,6 +60,7 @@ class Key:
             c.memory if c.bytes else "~",  # a barrier has no memory and stands last
             c.placement,
             c.offset,
+            c.inputs,
             (c.scaling.kind, c.scaling.bytes) if c.scaling else ("", 0),
         )
         how = (*collective_order(c.collective), c.collective, c.pattern or "", c.streams or "", c.pair or ())

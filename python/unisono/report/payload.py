@@ -18,7 +18,7 @@ from .pairing import Pair, pairs
 
 # The properties by which a reader selects rows on the page. A row without one of them (the op of a broadcast)
 # fits every choice.
-_NAMES = "machine ranks mode device processes memory placement offset pair scaling shape dtype op root"
+_NAMES = "machine ranks mode device processes memory placement offset inputs pair scaling shape dtype op root"
 DIMENSIONS = {name: name.capitalize() for name in _NAMES.split()} | {"dtype": "Type"}
 # The columns of all results with their headings, in order.
 COLUMNS = {
@@ -84,6 +84,7 @@ def slice_of(key: Key, model: Model) -> Json:
         "memory": c.memory if sized else None,
         "placement": c.placement.replace("_", " "),
         "offset": c.offset if sized else None,
+        "inputs": c.inputs if sized else None,
         "dtype": c.dtype if sized else None,
         "op": c.op,
         "root": c.root,
@@ -94,14 +95,17 @@ def slice_of(key: Key, model: Model) -> Json:
     }
 
 
-_PLACES = "ranks device processes mode memory shape dtype placement offset pair workload scaling machine"
+_PLACES = (
+    "ranks device processes mode memory shape dtype placement offset inputs pair workload scaling machine"
+)
 _PLACE = _PLACES.split()
 # Values that are usual, and that words leave out.
-USUAL = {"device": "cpu", "processes": "one per rank", "scaling": "none", "offset": 0}
+USUAL = {"device": "cpu", "processes": "one per rank", "scaling": "none", "offset": 0, "inputs": "kept"}
 _PHRASES: dict[str, Callable[[Any], str]] = {
     "ranks": lambda ranks: text.count(ranks, "rank"),
     "processes": lambda how: "one process",
     "offset": "offset {} B".format,
+    "inputs": "inputs {}".format,
     "pair": "pair {}".format,
     "root": "root {}".format,
     "scaling": "{} scaling".format,

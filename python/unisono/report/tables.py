@@ -104,7 +104,7 @@ def apart(model: Model) -> Table:
 def speedups(model: Model) -> Iterable[tuple[str, Table]]:
     """Returns for each slice a table of collective by size: ratio, own time and the best peer's."""
     cells = [cell for cell in payload.heat(model) if cell["ratio"] is not None]
-    places = "machine ranks device processes mode memory placement offset shape dtype scaling workload"
+    places = "machine ranks device processes mode memory placement offset inputs shape dtype scaling workload"
     for members in group_by(cells, lambda cell: tuple(cell[name] for name in places.split())).values():
         sizes = sorted({(cell["column"], cell["t_column"]) for cell in members})
         lines = group_by(members, lambda c: (c["collective"], c["op"], c["root"], c["pair"]))

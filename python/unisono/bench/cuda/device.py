@@ -23,7 +23,7 @@ from unisono.bench.cuda.memory import TensorRegion, device_region, flat_bytes
 from unisono.bench.cuda.runtime import CudaError, Driver, Runtime
 from unisono.bench.cuda.start import StartLine
 from unisono.bench.cuda.timing import CudaRunner
-from unisono.bench.device import Device, HangError, Runner
+from unisono.bench.device import Device, HangError, Runner, nothing
 from unisono.bench.timing import Call
 from unisono.bench.watch import Watch
 from unisono.records import Case, Ceiling, Link
@@ -139,7 +139,7 @@ class CudaDevice(Device):
     def elapsed_ns(self, first: Any, last: Any) -> float:
         return 1e6 * float(first.elapsed_time(last))
 
-    def runner(self, case: Case, call: Call, backend: Backend) -> Runner:
+    def runner(self, case: Case, call: Call, backend: Backend, before: Call = nothing) -> Runner:
         return CudaRunner(self, case.mode, call, calls_per_sample(case), backend.raise_if_failed)
 
     def finish(self, backend: Backend) -> None:
