@@ -65,11 +65,15 @@ def test_a_deadline_of_a_long_message(transport: str) -> None:
 
 @pytest.mark.parametrize("program", ["lost", "lost_midway"])
 def test_a_lost_peer(transport: str, program: str) -> None:
-    """A rank that has died is named. MPI's launcher ends the others."""
+    """A rank that has died is named. MPI's launcher ends the others. Over shm of an old libfabric a rank may
+    die with a lock that another one waits for: then that one ends, and says so."""
     if transport == "mpi":
         pytest.skip("mpiexec ends the other ranks")
     outcome = play(transport, program, "aba")
     for rank in (0, 2):
+        if outcome.ranks[rank] is None and transport == "fabric shm":
+            assert "waits for; this process ends" in outcome.ended.output, outcome.ended
+            continue
         error = outcome.ranks[rank]["result"]["error"]
         assert error["type"] == "PeerLostError", outcome
         assert "rank 1 " in error["text"], outcome
