@@ -40,7 +40,7 @@ int check(int result, const std::string& what) {
 // std::random_device asks the processor what it is, which takes 60 us on a virtual machine.
 std::uint64_t fresh_nonce() {
   std::uint64_t nonce = 0;
-  if (::getentropy(&nonce, sizeof nonce) != 0) check(-1, "drawing a random number");
+  check(::getentropy(&nonce, sizeof nonce), "drawing a random number");
   return nonce | 1;
 }
 

@@ -214,6 +214,10 @@ def test_an_input_that_is_written_anew_has_its_bytes(placement: str) -> None:
             before = region.memory.copy()
             one.rewrite()
             assert (region.memory == before).all()
+            region.memory.flags.writeable = False
+            with pytest.raises(ValueError, match="read-only"):
+                one.rewrite()  # it does write
+            region.memory.flags.writeable = True
 
 
 @pytest.mark.parametrize("placement", vocabulary.PLACEMENTS)

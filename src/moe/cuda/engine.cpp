@@ -70,11 +70,10 @@ void GpuEngine::load(bool copies) {
   cuda::check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_),
               "asking for shared memory");
   work_.space = space_of(work_.dims, static_cast<std::size_t>(shared), copies);
-  if (gpu::route_shared_bytes(work_.space) > static_cast<std::size_t>(shared))
+  if (gpu::route_shared_bytes(work_.space) > gpu::load_route())
     throw UsageError("num_experts=" + std::to_string(work_.dims.experts) + " on " +
                      std::to_string(work_.dims.ranks) +
                      " ranks are too many for this GPU's kernel of routes: give fewer experts.");
-  gpu::load_route();
   gpu::load_sort();
   if (work_.space.few_tokens > 0) {
     gpu::load_low_latency_dispatch(work_.dims);

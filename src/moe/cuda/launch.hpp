@@ -12,7 +12,7 @@ std::size_t route_shared_bytes(const Space& space);
 
 // Load all kernels, so that none is loaded while another one waits for this rank. blocks: of the kernel of
 // rows, as many as an SM runs at once. bulk: rows can go by bulk copies.
-void load_route();
+std::size_t load_route();  // returns the most shared memory that its launch may ask for
 void load_sort();
 void load_dispatch(const Dims& dims, int& blocks, bool& bulk);
 void load_combine(bool alone, int& blocks);

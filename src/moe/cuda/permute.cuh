@@ -35,6 +35,7 @@ struct Segments {
   std::size_t scales_at, buffer_bytes;     // where scales lie in a warp's buffer, and its bytes
 };
 
+// Returns the buffers of a warp: one that quantises loads its next segment meanwhile.
 constexpr unsigned buffers_of_warp(MoeScales scales) { return scales == MoeScales::none ? 1 : 2; }
 
 constexpr std::size_t kPassing = 32 << 20;  // bytes of rows, of which L2 keeps too few for the next kernel
@@ -72,7 +73,6 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned experts = (static_cast<unsigned>(d.local_experts) + gridDim.x - 1 - blockIdx.x) / gridDim.x;
   const unsigned rows = tokens * segments.count;
   const unsigned items = rows + (!dispatch.routed && d.expert_major() ? experts : 0);
-  // What a warp quantises takes it longer than a load: the next segment is loaded meanwhile.
   constexpr unsigned kBuffers = buffers_of_warp(kScales);
   byte* const buffers =
       shared + round_up(RowBuffer::address(shared), kBufferAlign) - RowBuffer::address(shared);

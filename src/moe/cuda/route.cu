@@ -3,6 +3,9 @@
 // counts.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "cuda/api.hpp"
 #include "moe/cuda/counts.cuh"
 #include "moe/cuda/launch.hpp"
@@ -330,9 +333,12 @@ std::size_t route_shared_bytes(const Space& space) {  // there are no more rows 
   return ((2 * kWords + 6) * space.columns + 1) * sizeof(std::uint32_t);
 }
 
-void load_route() {
+std::size_t load_route() {
+  int least = std::numeric_limits<int>::max();
   for (const DType index : {DType::i32, DType::i64})
-    for (const bool alone : {false, true}) cuda::load_with_shared(route_of(index, alone));
+    for (const bool alone : {false, true})
+      least = std::min(least, cuda::load_with_shared(route_of(index, alone)).maxDynamicSharedSizeBytes);
+  return static_cast<std::size_t>(least);
 }
 
 cudaError_t route(const Work& work, const void* topk_idx, DType index, int blocks, cudaStream_t stream) {
