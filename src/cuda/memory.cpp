@@ -283,6 +283,7 @@ DeviceMemory::Handle DeviceMemory::handle() const {
   return handle;
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): where there is an allocation, the driver was found already
 DeviceMemory::~DeviceMemory() {
   if (fd_ >= 0) ::close(fd_);
   if (other_thread_ || (kind_ == Kind::lent && mine_)) return;
