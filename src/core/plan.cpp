@@ -145,11 +145,11 @@ Borders borders_of(const Plan::Host& host, bool reached) {
   const std::size_t through = 512 * kKiB;
   // reduce and reduce_scatter gain nothing: the kernel copies far operands, and only then are they summed
   if (n == 2 && host.kernel_fast)
-    return {.one_shot = through / 4,
-            .push = host.cached ? 16 * through : 64 * kKiB,
-            .push_of_all = 32 * kKiB,
-            .push_of_pair = 8 * kKiB,
-            .push_of_broadcast = 8 * kKiB,
+    return {.one_shot = 64 * kKiB,
+            .push = 32 * kKiB,
+            .push_of_all = 64 * kKiB,
+            .push_of_pair = 16 * kKiB,
+            .push_of_broadcast = 16 * kKiB,
             .push_of_parts = 32 * kKiB};
   if (!host.cached)
     return {.one_shot = (n == 2 ? 4096 : 64 / n) * kKiB,

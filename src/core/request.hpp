@@ -104,7 +104,6 @@ struct Place {
   static constexpr std::uint32_t kNone = 0, kAddress = ~std::uint32_t{0};
   static constexpr std::uint32_t kAnywhere = kAddress - 1;  // an empty buffer
   std::uint32_t allocation = kNone;
-  bool small_pages = false;  // at an address: the kernel's copies from and to it cost by the page
   std::uint64_t offset = 0;
   bool operator==(const Place&) const = default;
 };
@@ -116,7 +115,7 @@ struct Ticket {
   Op op : 4;
   Wire wire : 4;
   Algorithm algorithm;
-  bool in_place;
+  bool in_place : 1, by_chunks : 1;  // by_chunks: rather than by the kernel's copies
   Memory memory;
   std::uint16_t root;
   std::uint64_t count;

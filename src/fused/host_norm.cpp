@@ -8,6 +8,9 @@
 namespace unisono::fused {
 namespace {
 
+// Bytes that are still in the first-level cache when they are sent.
+constexpr std::size_t kBlock = 4096;
+
 class HostNorm {
  public:
   HostNorm(Group& group, const Task& task)
@@ -40,12 +43,10 @@ class HostNorm {
   }
   void give(std::size_t begin);
   void sum(const RowRange& mine);
-  // Calls body(at, bytes) for each part of the rows' results, as they travel.
-  template <class Body>
-  void each_part(const RowRange& rows, const Body& body) const {
-    if (replicated_) body(task_.residual_out(rows.first), rows.count * task_.row_bytes);
-    if (owner_finishes_) body(task_.out(rows.first), rows.count * task_.out_bytes);
-    if (task_.scale_bytes > 0) body(task_.scales(rows.first), rows.count * task_.scale_bytes);
+  // Appends to the results that travel to each peer.
+  void send(const byte* from, std::size_t bytes) {
+    lane_.move(dsts_.data(), task_.ranks - 1, &from, 1, bytes);
+    for (Dst& dst : dsts_) dst.at += bytes;
   }
   void finish(const RowRange& rows) {
     for (std::size_t row = rows.first; row < rows.first + rows.count; ++row)
@@ -109,32 +110,46 @@ void HostNorm::give(std::size_t begin) {
 // Sums this rank's own rows, and sends their results.
 void HostNorm::sum(const RowRange& mine) {
   const int peers = task_.ranks - 1;
+  const std::size_t bytes = mine.count * task_.row_bytes;
   for (int p = 0; p < task_.ranks; ++p)
-    srcs_[static_cast<std::size_t>(p)] =
-        p == task_.rank ? task_.x(mine.first) : channel_.arrived(p, mine.count * task_.row_bytes);
-  tail_.join(task_.residual_out(mine.first), srcs_.data(), task_.ranks, task_.residual(mine.first),
-             mine.count * task_.row_bytes);
-  for (int i = 1; i <= peers; ++i) channel_.release(peer_at(lane_, i));
-  if (owner_finishes_) finish(mine);
+    srcs_[static_cast<std::size_t>(p)] = p == task_.rank ? task_.x(mine.first) : channel_.arrived(p, bytes);
   for (int i = 1; i <= peers; ++i)
     dsts_[static_cast<std::size_t>(i - 1)] = channel_.reserve(peer_at(lane_, i), result_bytes(mine.count));
-  each_part(mine, [&](const byte* from, std::size_t bytes) {
-    lane_.move(dsts_.data(), peers, &from, 1, bytes);
-    for (Dst& dst : dsts_) dst.at += bytes;
-  });
+  for (std::size_t at = 0; at < bytes; at += kBlock) {
+    const std::size_t length = std::min(kBlock, bytes - at);
+    byte* const sums = task_.residual_out(mine.first) + at;
+    tail_.join(sums, srcs_.data(), task_.ranks, task_.residual(mine.first) + at, length);
+    if (replicated_) send(sums, length);
+    for (const byte*& src : srcs_) src += length;
+  }
+  for (int i = 1; i <= peers; ++i) channel_.release(peer_at(lane_, i));
+  if (owner_finishes_) {
+    finish(mine);
+    send(task_.out(mine.first), mine.count * task_.out_bytes);
+  }
+  if (task_.scale_bytes > 0) send(task_.scales(mine.first), mine.count * task_.scale_bytes);
   for (int i = 1; i <= peers; ++i) channel_.commit(peer_at(lane_, i), result_bytes(mine.count));
 }
 
-// Takes the results of a peer's rows.
+// Takes the results of a peer's rows: residual_out, out, scales.
 void HostNorm::take(int peer, const RowRange& theirs) {
   const byte* from = channel_.arrived(peer, result_bytes(theirs.count));
-  each_part(theirs, [&](byte* to, std::size_t bytes) {
+  const auto receive = [&](byte* to, std::size_t bytes) {
     const Dst dst{to};
     lane_.move(&dst, 1, &from, 1, bytes);
     from += bytes;
-  });
+  };
+  if (owner_finishes_) {
+    if (replicated_) receive(task_.residual_out(theirs.first), theirs.count * task_.row_bytes);
+    receive(task_.out(theirs.first), theirs.count * task_.out_bytes);
+    if (task_.scale_bytes > 0) receive(task_.scales(theirs.first), theirs.count * task_.scale_bytes);
+  } else {
+    for (std::size_t row = theirs.first; row < theirs.first + theirs.count; ++row) {
+      receive(task_.residual_out(row), task_.row_bytes);
+      tail_.finish(row, task_.residual_out(row));  // it is in the first-level cache
+    }
+  }
   channel_.release(peer);
-  if (!owner_finishes_) finish(theirs);
 }
 
 }  // namespace

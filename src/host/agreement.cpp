@@ -14,8 +14,8 @@ std::vector<Ticket> LocalCommunicator::exchange(const Request& request) {
   mine.in_place = request.in_place();
   if (may_ask_kernel(request)) {
     const Reached reached = request.reached_by_peers(rank());
-    tell_pages(mine.in, reached.in);
-    tell_pages(mine.out, reached.out);
+    mine.by_chunks = kernel_fast() ? ways_.of(request.collective, request.bytes()).next()
+                                   : small_pages(mine.in, reached.in) || small_pages(mine.out, reached.out);
   }
   return group_.exchange(mine);
 }
@@ -27,7 +27,7 @@ std::vector<Ticket> LocalCommunicator::exchange_parts(const Request& request) {
   // the place of the whole output, so that every rank decides alike; an empty one is no obstacle
   Place whole{.allocation = Place::kAnywhere};
   if (request.out_bytes > 0) whole = place(request.args.out, request.out_bytes);
-  if (may_ask_kernel(request)) tell_pages(whole, request.out_bytes);
+  const bool by_chunks = may_ask_kernel(request) && small_pages(whole, request.out_bytes);
   auto ticket_of = [&](const Args::Part& part, int p) {
     const Args::Part& theirs = request.receives[static_cast<std::size_t>(p)];
     Ticket ticket = this->ticket(request.collective, *request.call, part.bytes / element);
@@ -36,6 +36,7 @@ std::vector<Ticket> LocalCommunicator::exchange_parts(const Request& request) {
     ticket.algorithm = by_message ? planned(request, part) : request.algorithm;
     ticket.in = whole;
     ticket.out = place(theirs.at, theirs.bytes);
+    ticket.by_chunks = by_chunks;
     ticket.total = request.bytes();
     ticket.in_place = request.in_place() && request.out_bytes > 0;
     return ticket;

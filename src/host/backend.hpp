@@ -10,6 +10,7 @@
 #include "core/backend.hpp"
 #include "core/plan.hpp"
 #include "core/request.hpp"
+#include "host/call_ways.hpp"
 #include "host/group.hpp"
 #include "host/mailbox.hpp"
 #include "host/symmetric.hpp"
@@ -105,15 +106,18 @@ class LocalCommunicator : public Communicator::Impl {
            is_direct(host_plan().choose(request.collective, request.bytes(), false));
   }
   Algorithm plain(const Request& request) const;
-  Algorithm meet_places(Request& request);
+  bool meet_places(Request& request);
   Place place(const byte* at, std::size_t bytes) const;
-  void tell_pages(Place& place, std::size_t bytes) const;
+  // Returns whether the kernel's copies between ranks are fast. They are then one of two ways to learn.
+  bool kernel_fast() const { return group_.kernel_copies() == KernelCopies::fast; }
+  bool small_pages(const Place& place, std::size_t bytes) const;
   byte* reach(const Place& place, int rank, std::size_t bytes);
 
   Group group_;
   std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
   Mailbox mailbox_{group_, *symmetric_, check_};
   Plan plans_[2];  // for chunks around the cache, and through it
+  host::CallWays ways_;
   std::vector<const byte*> inputs_;
   std::vector<byte*> outputs_;
 };

@@ -22,12 +22,14 @@ void LocalCommunicator::run_on_host(Request& request) {
   if (size() == 1) return host::copy(args.out, args.in, args.bytes);
   if (request.call->wire != Wire::exact) return run_quantised(request);
   group_.lane().prepare(request.call->dtype, request.call->op);
-  if (asks) request.algorithm = meet_places(request);
+  const bool learns = asks && meet_places(request) && kernel_fast();
+  const auto met = learns ? Clock::now() : Clock::time_point{};
   const bool by_parts = request.collective == Collective::all_to_all_v;
   if (!by_parts) group_.will_move(request.bytes(), request.algorithm);
   group_.lane().mark(request.mark());
   const HostThread::OwnWays own(group_.lane(), by_parts && !env().stream_chunks);
   unisono::run(group_.lane(), request.collective, request.algorithm, args);
+  if (learns) ways_.of(request.collective, request.bytes()).took(!is_direct(request.algorithm), met);
 }
 
 void LocalCommunicator::run_quantised(const Request& request) {
@@ -58,12 +60,15 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
       kept.assign(args.in, args.in + sent);
       args.in = kept.data();
     }
-    Place in = place(args.in, sent);
+    const Place in = place(args.in, sent);
     const Place out = place(args.out, received);
-    if (automatic) tell_pages(in, sent);
+    host::CallWay* const way =
+        automatic && kernel_fast() && received > 0 ? &ways_.of(Collective::send_recv, received) : nullptr;
+    const Offered mine{in, received == 0, automatic && small_pages(in, sent), way != nullptr,
+                       way && way->next()};
     group_.lane().reach_far(!group_.one_process());
     send_recv_direct(
-        group_.lane(), to, in, sent, from, out, received, args,
+        group_.lane(), to, mine, sent, from, out, received, args, way,
         [this](const Place& place, int rank, std::size_t bytes) { return reach(place, rank, bytes); });
   } else if (is_packets(algorithm)) {
     PacketChannel<HostThread> channel(group_.lane());
@@ -149,12 +154,12 @@ Place LocalCommunicator::place(const byte* at, std::size_t bytes) const {
   return {.allocation = Place::kAddress, .offset = reinterpret_cast<std::uint64_t>(at)};
 }
 
-// Notes a buffer's pages if peers would reach it through the kernel, and chunks would be better from small
-// ones: not where the kernel's copies are fast, or where ranks take turns on a core.
-void LocalCommunicator::tell_pages(Place& place, std::size_t bytes) const {
-  const bool turns = group_.ranks_a_core() > 1;
-  if (bytes == 0 || place.allocation != Place::kAddress || group_.one_process() || turns) return;
-  place.small_pages = !group_.kernel_suits(reinterpret_cast<const void*>(place.offset), bytes);
+// Returns whether peers would reach a buffer in small pages through the kernel, and chunks would be better:
+// not where the kernel's copies are fast, or where ranks take turns on a core.
+bool LocalCommunicator::small_pages(const Place& place, std::size_t bytes) const {
+  if (bytes == 0 || place.allocation != Place::kAddress || group_.one_process() || group_.ranks_a_core() > 1)
+    return false;
+  return !group_.kernel_suits(reinterpret_cast<const void*>(place.offset), bytes);
 }
 
 byte* LocalCommunicator::reach(const Place& place, int rank, std::size_t bytes) {
@@ -164,13 +169,14 @@ byte* LocalCommunicator::reach(const Place& place, int rank, std::size_t bytes) 
               "rank " + std::to_string(number(rank)) + " announced a buffer outside its symmetric memory.");
 }
 
-// Exchanges places. Returns the plan's algorithm, and fills in every buffer's address if it is direct.
-Algorithm LocalCommunicator::meet_places(Request& request) {
+// Exchanges places. Sets the plan's algorithm, and fills in every buffer's address if it is direct. Returns
+// whether ranks could choose between the kernel's copies and chunks.
+bool LocalCommunicator::meet_places(Request& request) {
   const bool by_parts = request.collective == Collective::all_to_all_v;
   const auto tickets = by_parts ? exchange_parts(request) : exchange(request);
   if (!by_parts) compare(tickets);
   std::size_t bytes = request.bytes();
-  bool within_reach = true, symmetric = true, small_pages = false;
+  bool within_reach = true, symmetric = true, by_chunks = false;
   for (int r = 0; r < size(); ++r) {
     const Ticket& ticket = tickets[static_cast<std::size_t>(r)];
     const Reached needed = by_parts ? Reached{ticket.total, 0} : request.reached_by_peers(r);
@@ -178,23 +184,26 @@ Algorithm LocalCommunicator::meet_places(Request& request) {
       if (need == 0 || place.allocation == Place::kAnywhere) continue;
       within_reach = within_reach && place.allocation != Place::kNone;
       symmetric = symmetric && place.allocation != Place::kNone && place.allocation != Place::kAddress;
-      small_pages = small_pages || place.small_pages;
     }
+    by_chunks = by_chunks || ticket.by_chunks;
     if (traits_of(request.collective).swaps) within_reach = within_reach && !ticket.in_place;
     if (by_parts) bytes = std::max<std::size_t>(bytes, ticket.total);
   }
-  Algorithm algorithm = request.algorithm;
-  if (algorithm == Algorithm::automatic) {
+  Algorithm& algorithm = request.algorithm;
+  const bool automatic = algorithm == Algorithm::automatic;
+  bool either = false;
+  if (automatic) {
     algorithm = host_plan().choose(request.collective, bytes, symmetric);
-    if (is_direct(algorithm) && small_pages) algorithm = Plan::staged(request.collective);
+    either = is_direct(algorithm) && within_reach && !symmetric && !by_parts;
+    if (is_direct(algorithm) && !symmetric && by_chunks) algorithm = Plan::staged(request.collective);
     if (check_) {
       Ticket mine = tickets[static_cast<std::size_t>(rank())];
       mine.algorithm = algorithm;
       compare(group_.exchange(mine));
     }
   }
-  if (!is_direct(algorithm)) return algorithm;
-  if (!within_reach && request.algorithm == Algorithm::automatic) return Plan::staged(request.collective);
+  if (is_direct(algorithm) && !within_reach && automatic) algorithm = Plan::staged(request.collective);
+  if (!is_direct(algorithm)) return either;
   if (!within_reach)
     throw UsageError(std::string(name_of(algorithm)) +
                      " needs buffers from Communicator::empty on every rank, out of place " +
@@ -213,7 +222,7 @@ Algorithm LocalCommunicator::meet_places(Request& request) {
   request.args.inputs = inputs_.data();
   request.args.outputs = outputs_.data();
   group_.lane().reach_far(far);
-  return algorithm;
+  return either;
 }
 
 }  // namespace unisono

@@ -178,6 +178,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
           [this](int owner, const byte* part, std::size_t count) { fill(owner, part, count); },
           [this](std::size_t count) { begin_ring(count); }, [this](int peer) { part_from(peer); }});
   lane_->stream_chunks(!cached_);
+  lane_->copy_abreast(abreast_);
   // Also keeps every rank until all have mapped all memory: a rank's own descriptors are needed until then.
   far_ = true;
   for (const std::string& reach : bootstrap.all_gather(far ? "far" : "near")) far_ = far_ && reach == "far";

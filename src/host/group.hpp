@@ -165,6 +165,8 @@ class Group {
   enum class Timing : std::uint8_t { due, done, fixed };
   void choose_chunks(bool first, bool looks_at_kernel = false);
   PieceTimes time_chunks(int rounds);
+  void choose_copies();
+  double time_pieces(std::size_t bytes, int rounds, int before);
   double time_kernel();
   std::size_t measured_bytes() const;  // of a piece that is timed
   [[noreturn]] void raise_failure() const;
@@ -200,6 +202,7 @@ class Group {
   static std::atomic<CacheWay> measured_;  // by the last group of this process that has timed chunks
   KernelCopies kernel_copies_ = KernelCopies::unknown;
   static std::atomic<KernelCopies> found_;  // by the first group of this process that has looked
+  static std::atomic<bool> abreast_;        // by the last group that has timed copies
   std::size_t moved_ = 0;                   // bytes, since chunks were timed
   std::size_t ring_bytes_ = 0;  // of a rank's rings, until ranks agree that there is room for them
   int ranks_a_core_ = 1;

@@ -1,5 +1,5 @@
 // How a group's pieces go: whether there is memory for chunks, whether they pay through the cache or around,
-// and whether the kernel's copies take less.
+// whether large ones are copied abreast, and whether the kernel's copies take less.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -23,6 +23,8 @@ constexpr std::size_t kFarBytes = 64 << 10;       // of a copy by the kernel whe
 // The kernel's copies are fast if chunks take so many times as long. An Intel Xeon has 2.2 to 3.4 (measured),
 // AMD EPYCs have 0.1 to 0.6 (reckoned; docs/notes/host.md).
 constexpr double kKernelPays = 1.5;
+// Copies abreast must be so many times as fast, since times vary.
+constexpr double kAbreastPays = 1.05;
 constexpr int kManyRounds = 20, kFewRounds = 7;
 // Chunks are timed again after so many bytes: a virtual machine's cores may have come nearer, or gone apart.
 // Large calls count more while chunks go through the cache. Between cores that have gone apart they take up
@@ -36,6 +38,7 @@ constexpr std::size_t kFirstTimedAfter = std::size_t{16} << 20;
 
 std::atomic<CacheWay> Group::measured_ = CacheWay::unknown;
 std::atomic<KernelCopies> Group::found_ = KernelCopies::unknown;
+std::atomic<bool> Group::abreast_ = false;
 
 void Group::will_move(std::size_t bytes, Algorithm by) {
   moved_ += kOfACall + bytes * (cached_ && bytes >= kLarge ? kSooner : 1);
@@ -53,6 +56,7 @@ void Group::will_move(std::size_t bytes, Algorithm by) {
 void Group::choose_chunks(bool first, bool looks_at_kernel) {
   moved_ = 0;
   PieceTimes mine = time_chunks(first && !patience_.crowded ? kManyRounds : kFewRounds);
+  if (first && !patience_.crowded) choose_copies();
   if (looks_at_kernel) mine.kernel = time_kernel();
   PieceTimes all{};
   for (const PieceTimes& one : exchange(mine))
@@ -70,39 +74,58 @@ void Group::choose_chunks(bool first, bool looks_at_kernel) {
 
 std::size_t Group::measured_bytes() const { return std::min(lane_->chunk_bytes(), kMeasuredBytes); }
 
-// Times a piece to a peer and one from a peer, by chunks written through the cache and around it. Stores into
-// the cache first fetch the lines from the other core's cache. Only a measurement tells how that compares
-// with the trip through memory. Only a rank's own copies are timed: its waits may begin on one core, and
-// waking a sleeper takes longer than a piece. Before the way through the cache is timed, pieces go once
-// around the ring by it, unless they have gone that way so far: the ring must be in the caches that it will
-// be in.
+// Times pieces by chunks written through the cache and around it. Stores into the cache first fetch the lines
+// from the other core's cache. Only a measurement tells how that compares with the trip through memory.
+// Before the way through the cache is timed, pieces go once around the ring by it, unless they have gone that
+// way so far: the ring must be in the caches that it will be in.
 Group::PieceTimes Group::time_chunks(int rounds) {
+  const auto lap = static_cast<int>(lane_->ring_bytes() / measured_bytes());
+  const bool laps = timing_ == Timing::due || !cached_;
+  lane_->stream_chunks(false);
+  const double through = time_pieces(measured_bytes(), rounds,
+                                     !laps               ? 0
+                                     : patience_.crowded ? kFewRounds
+                                                         : lap);
+  lane_->stream_chunks(true);
+  return {through, time_pieces(measured_bytes(), rounds, 0), 0};
+}
+
+// Chooses how this rank copies large pieces through the cache. Its peers need not know.
+void Group::choose_copies() {
+  if (lane_->chunk_bytes() < HostThread::kAbreastFrom) return;
+  lane_->stream_chunks(false);
+  const auto time = [&](bool abreast) {
+    lane_->copy_abreast(abreast);
+    return time_pieces(lane_->chunk_bytes(), kFewRounds, 1);
+  };
+  const double plain = time(false), abreast = time(true);
+  abreast_ = kAbreastPays * abreast <= plain;
+  lane_->copy_abreast(abreast_);
+}
+
+// Returns the median time in microseconds that a piece to a peer and one from a peer take, after some that
+// are not timed. Only a rank's own copies are timed: its waits may begin on one core, and waking a sleeper
+// takes longer than a piece.
+double Group::time_pieces(std::size_t bytes, int rounds, int before) {
   ChunkChannel channel(*lane_);
   const int next = peer_at(*lane_, 1), last = peer_at(*lane_, size_ - 1);
-  const std::vector<byte> sent(measured_bytes());
-  std::vector<byte> received(sent.size());
+  const std::vector<byte> sent(bytes);
+  std::vector<byte> received(bytes);
   auto copy = [&](Dst to, const byte* from) {
     const auto began = Clock::now();
-    lane_->move(&to, 1, &from, 1, sent.size());
+    lane_->move(&to, 1, &from, 1, bytes);
     return std::chrono::duration<double, std::micro>(Clock::now() - began).count();
   };
-  auto median = [&](bool around, int before) {
-    lane_->stream_chunks(around);
-    std::vector<double> took;
-    for (int round = -before; round < rounds; ++round) {
-      const double put = copy(channel.reserve(next, sent.size()), sent.data());
-      channel.commit(next, sent.size());
-      const double take = copy({received.data()}, channel.arrived(last, received.size()));
-      channel.release(last);
-      if (round >= 0) took.push_back(put + take);
-    }
-    std::nth_element(took.begin(), took.begin() + rounds / 2, took.end());
-    return took[static_cast<std::size_t>(rounds / 2)];
-  };
-  const auto lap = static_cast<int>(lane_->ring_bytes() / sent.size());
-  const bool laps = timing_ == Timing::due || !cached_;
-  const double through = median(false, !laps ? 0 : patience_.crowded ? kFewRounds : lap);
-  return {through, median(true, 0), 0};
+  std::vector<double> took;
+  for (int round = -before; round < rounds; ++round) {
+    const double put = copy(channel.reserve(next, bytes), sent.data());
+    channel.commit(next, bytes);
+    const double take = copy({received.data()}, channel.arrived(last, bytes));
+    channel.release(last);
+    if (round >= 0) took.push_back(put + take);
+  }
+  std::nth_element(took.begin(), took.begin() + rounds / 2, took.end());
+  return took[static_cast<std::size_t>(rounds / 2)];
 }
 
 // Times the kernel's copy of what a peer has in small pages, and returns a piece's share. The memory is

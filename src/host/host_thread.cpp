@@ -95,6 +95,7 @@ void HostThread::end_taking() {
 
 void HostThread::put_packets(int peer, const byte* src, std::size_t bytes) {
   Counters& c = signals(peer);
+  const std::uint64_t first = c.packets_sent;
   for (; bytes > 0; ++c.packets_sent) {
     if (c.packets_sent == c.filled_to) fill_packets(peer, rank_, c.filled_to);
     host::Line& line = *packet(peer, rank_, c.packets_sent);
@@ -105,6 +106,8 @@ void HostThread::put_packets(int peer, const byte* src, std::size_t bytes) {
     src += length;
     bytes -= length;
   }
+  for (std::uint64_t next = c.packets_sent; next < 2 * c.packets_sent - first; ++next)
+    host::own(packet(peer, rank_, next));
 }
 
 void HostThread::take_packets(int peer, byte* dst, std::size_t bytes) {

@@ -90,14 +90,18 @@ class HostThread {
   std::size_t ring_bytes() const { return layout_.ring_bytes; }  // of chunks from a peer
   // Returns whether a piece, which is written next, goes into its chunk around the cache.
   bool streams_chunk(int peer, std::size_t bytes) {
-    if (bytes < kStreamFrom) return false;
-    return own_ways_ && bytes >= kTimedFrom ? own_way(peer, bytes) : around_;
+    bool& around = signals(peer).put.around;
+    around = bytes >= kStreamFrom && (own_ways_ && bytes >= kTimedFrom ? own_way(peer, bytes) : around_);
+    return around;
   }
   // Sets the way of chunks that ranks have chosen together (Group::time_chunks).
   void stream_chunks(bool around) {
     around_ = around;
     for (host::ChunkWay& way : ways_) way = host::ChunkWay(around);
   }
+  // Sets whether this rank copies large pieces abreast.
+  void copy_abreast(bool abreast) { abreast_ = abreast; }
+  static constexpr std::size_t kAbreastFrom = std::size_t{32} << 10;  // bytes of a piece
   // While it lasts, this rank alone chooses the way of its pieces, and begins with that one. For programs
   // that write a piece as soon as its chunk is reserved, and take it as soon as it has come.
   class OwnWays {
@@ -128,7 +132,9 @@ class HostThread {
     if (bytes == 0) return;
     if (far_operands_ && any_far(dsts, n_dsts, srcs, n_srcs))
       far_.move(kernels_, reduce_, dsts, n_dsts, srcs, n_srcs, bytes);
-    else if (n_srcs == 1) kernels_.copy(dsts, n_dsts, srcs[0], bytes);
+    else if (n_srcs == 1)
+      (abreast_ && bytes >= kAbreastFrom ? kernels_.copy_abreast : kernels_.copy)(dsts, n_dsts, srcs[0],
+                                                                                  bytes);
     else reduce_(dsts, n_dsts, srcs, n_srcs, bytes);
   }
 
@@ -147,11 +153,13 @@ class HostThread {
     }
     if (slot == Slot::chunk_credit && taking_.peer == peer) end_taking();
     host::raise(theirs, ++sent, patience_.crowded);
+    if (slot == Slot::chunk) own_next(peer);
   }
   void wait(int peer, Slot slot) {
     const std::uint32_t expected = ++signals(peer).awaited[static_cast<int>(slot)];
     host::Line& mine = *line(rank_, slot, peer);
     if (!host::reached(mine, expected)) await(mine, expected, peer, slot);
+    host::own(line(peer, slot, rank_));  // ranks signal each other in turn
     if (slot == Slot::chunk && mark_of(mine, expected - 1) != mark_) watch_.differs(peer);
   }
   // Returns whether the next wait returns at once.
@@ -195,6 +203,7 @@ class HostThread {
   byte* chunk_at(int peer, std::uint32_t index, std::size_t bytes) {
     Counters& c = signals(peer);
     byte* const at = chunk(peer, rank_, c.put, index, bytes);
+    host::own(line(peer, Slot::chunk, rank_));
     if (c.put.end > c.ring_filled) fill_ring(peer, c);
     return at;
   }
@@ -212,6 +221,7 @@ class HostThread {
   struct Placed {               // the last piece in a ring
     std::uint32_t index = ~0u;  // there was none
     std::size_t begin = 0, end = 0;
+    bool around = false;  // the cache, of those to a peer
   };
   struct Counters {
     Placed put, taken;
@@ -231,6 +241,7 @@ class HostThread {
     }
   };
   static constexpr std::size_t kStreamFrom = 3072, kTimedFrom = 8192;
+  static constexpr std::size_t kMostOwned = std::size_t{16} << 10;
   static constexpr std::size_t kReadFrom = std::size_t{4} << 20;
   static constexpr int kMostYields = 64;
   static constexpr std::uint64_t kNone = ~std::uint64_t{0};
@@ -251,6 +262,15 @@ class HostThread {
   // as they are read costs less than to ask for them.
   void fill_packets(int owner, int writer, std::uint64_t& filled);
   void fill_ring(int peer, Counters& c);
+  // Asks for the lines of the next piece to the peer, if it is like the last one: the reader has given them
+  // up by then. Those of a large piece would leave the first-level cache again.
+  void own_next(int peer) {
+    const Placed& last = signals(peer).put;
+    const std::size_t bytes = last.end - last.begin;
+    if (bytes > kMostOwned || last.around) return;
+    byte* const next = ring(peer, rank_) + (last.end + bytes > ring_bytes(peer, rank_) ? 0 : last.end);
+    for (std::size_t at = 0; at < bytes; at += sizeof(host::Line)) host::own(next + at);
+  }
   std::size_t ring_bytes(int owner, int writer) const {
     return owner == writer ? layout_.own_ring_bytes : layout_.ring_bytes;
   }
@@ -302,7 +322,7 @@ class HostThread {
   std::vector<std::shared_ptr<Segment>> segments_;
   host::Far far_;
   bool far_operands_ = false;
-  bool around_ = true, own_ways_ = false;
+  bool around_ = true, own_ways_ = false, abreast_ = false;
   std::vector<host::ChunkWay> ways_;  // by peer
   Timed writing_, taking_;
   const host::Patience usual_patience_;

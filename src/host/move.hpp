@@ -22,6 +22,16 @@ inline bool string_moves_crawl(const void* to, std::uintptr_t from) {
   return ahead != 0 && ahead < kNear;
 }
 
+// Asks for a cache line that is written soon. Else the store waits until the core that has read the line has
+// given it up.
+inline void own(const void* line) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
+#else
+  __builtin_prefetch(line, 1);
+#endif
+}
+
 // Combines `n_srcs` sources in order and writes every destination, as a lane's move with a reduction.
 using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);
 
@@ -41,6 +51,7 @@ using Requantise = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs
 struct Kernels {
   const char* instruction_set;
   Copy copy;
+  Copy copy_abreast;  // in parts side by side, which pays on some machines if lines come from another core
   Reduce reduce[kDTypes][kOps];
   Resume resume[kDTypes][kOps];
   std::size_t wide_bytes[kDTypes];         // of the wide element of a dtype

@@ -1,0 +1,63 @@
+// Which way large calls go where the kernel's copies are fast: by these copies, or through chunks.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "base/deadline.hpp"
+#include "unisono/types.hpp"
+
+namespace unisono::host {
+
+// Learns the faster way of the calls of a kind from the times of both. It is the caller who decides which one
+// that is: a peer reads an input that it has read before from its own cache, and one that was written since
+// from the writer's (docs/notes/host.md). A rank learns from its own calls, and tells its peers what it would
+// rather do.
+class CallWay {
+ public:
+  // Returns whether the next call had better go through chunks. Now and then some calls go the other way.
+  bool next() {
+    constexpr std::uint32_t kTries = 128, kEarly = 64, kEarlyTries = 16;  // calls from try to try; at first
+    const bool tries = calls_ % (calls_ < kEarly ? kEarlyTries : kTries) < kUnlike;
+    ++calls_;
+    return (of_chunks_ > 0 && of_chunks_ < of_kernel_) != tries;
+  }
+  // Learns from a call whose ranks had met by then, and which has ended.
+  void took(bool by_chunks, Clock::time_point met) {
+    alike_ = by_chunks == last_by_chunks_ ? alike_ + 1 : 1;
+    last_by_chunks_ = by_chunks;
+    if (alike_ < kUnlike) return;
+    const double time = std::chrono::duration<double>(Clock::now() - met).count();
+    double& usual = by_chunks ? of_chunks_ : of_kernel_;
+    const double weight = alike_ == kUnlike ? 0.5 : 0.25;
+    // a thread that loses its core takes many times as long
+    usual = usual == 0 ? time : usual + weight * (std::min(time, 2 * usual) - usual);
+  }
+
+ private:
+  // The first calls of a way are unlike those that follow: nothing that they touch is in the cache yet.
+  static constexpr std::uint32_t kUnlike = 3;
+
+  std::uint32_t calls_ = 0, alike_ = 0;
+  bool last_by_chunks_ = false;
+  double of_chunks_ = 0, of_kernel_ = 0;
+};
+
+class CallWays {
+ public:
+  // Returns that of calls of a collective whose bytes have as many bits.
+  CallWay& of(Collective collective, std::size_t bytes) {
+    constexpr std::size_t kSizes = 64;
+    const std::size_t kind = static_cast<std::size_t>(collective) * kSizes + std::bit_width(bytes) % kSizes;
+    if (kind >= ways_.size()) ways_.resize(kind + 1);
+    return ways_[kind];
+  }
+
+ private:
+  std::vector<CallWay> ways_;
+};
+
+}  // namespace unisono::host
