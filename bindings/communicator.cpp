@@ -11,6 +11,7 @@
 
 #include "bootstrap.hpp"
 #include "docstrings.hpp"
+#include "memory_docstrings.hpp"
 #include "module.hpp"
 #include "moe_docstrings.hpp"
 #include "norm_docstrings.hpp"

@@ -18,7 +18,6 @@
 #include "core/request.hpp"
 #include "core/turns.hpp"
 #include "core/work.hpp"
-#include "lane/channel.hpp"
 #include "unisono/communicator.hpp"
 #include "unisono/device/handle.hpp"
 
@@ -191,6 +190,10 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   virtual Algorithm choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,
                            bool in_place);
   virtual Algorithm choose_wire(std::size_t, Memory) { return Algorithm::two_shot; }  // of quantised calls
+  // Returns the algorithm of a message, of a call in which each message goes by its own size.
+  virtual Algorithm planned(const Request& request, const Args::Part& part) {
+    return plan(request.call->memory).choose(request.collective, part.bytes, false);
+  }
   virtual int sms(Collective, std::size_t, bool, Algorithm, bool) { refuse_gpu(); }
   virtual std::string_view kernel_copies() const { return "none"; }
   virtual void set_plan(const std::vector<Plan::Entry>& entries, Level level) {
@@ -268,91 +271,12 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
 
   static double timeout_of(const Options& options);  // throws UsageError for what is none
 
-  // Returns the algorithm of a message, of a call in which each message goes by its own size.
-  virtual Algorithm planned(const Request& request, const Args::Part& part) {
-    return plan(request.call->memory).choose(request.collective, part.bytes, false);
-  }
-
   virtual bool inherited() const = 0;
   // Closes the communicator from within a call.
   virtual void leave() noexcept = 0;
   // Begins a call. Throws the communicator's failure, if there is one.
   virtual void enter(std::string_view what, std::uint64_t call) = 0;
   virtual void ended() noexcept {}  // after `enter`, also one that has thrown
-
-  static Ticket ticket(Collective collective, const Call& call, std::uint64_t count) {
-    Ticket ticket{};
-    ticket.collective = collective;
-    ticket.dtype = call.dtype;
-    ticket.op = call.op;
-    ticket.wire = call.wire;
-    ticket.memory = call.memory;
-    ticket.root = static_cast<std::uint16_t>(call.root);
-    ticket.count = count;
-    return ticket;
-  }
-  // Compares tickets, one of each rank. Two that differ give one error, the same on every rank.
-  void compare(const std::vector<Ticket>& tickets) {
-    for (std::size_t r = 1; r < tickets.size(); ++r)
-      if (!tickets[0].matches(tickets[r])) mismatch(0, tickets[0], static_cast<int>(r), tickets[r]);
-  }
-  void mismatch(int a, const Ticket& of_a, int b, const Ticket& of_b,
-                const char* advice = "make the same call, by the same plan, on every rank.") {
-    disagree("rank " + std::to_string(number(a)) + " called " + of_a.text() + ", but rank " +
-             std::to_string(number(b)) + " called " + of_b.text() + ": " + advice);
-  }
-  // Compares the ends of a pair in passing: the receiver sees the sender's ticket.
-  template <class Channel>
-  void compare_pair(Channel channel, const Request& request, int to, int from) {
-    Ticket mine = ticket(Collective::send_recv, *request.call, request.call->count);
-    mine.algorithm = request.algorithm;
-    if (to >= 0 && to != rank()) channel.put(to, reinterpret_cast<const byte*>(&mine), sizeof mine);
-    if (from < 0 || from == rank()) return;
-    Ticket its;
-    channel.take(from, {reinterpret_cast<byte*>(&its)}, sizeof its);
-    if (!mine.matches(its))
-      mismatch(rank(), mine, from, its,
-               "give both ends of a message the same count and dtype, by the same plan.");
-  }
-
-  // Compares each part of a call by parts, of which both of its ranks must say the same. of(part, p): the
-  // ticket of a part to rank p, or the ticket that this rank expects of a part from there. Returns the
-  // others' tickets.
-  template <class Channel, class Of>
-  std::vector<Ticket> compare_parts(Channel channel, const Request& request, const Of& of) {
-    auto told = [&](const std::vector<Args::Part>& parts, int p) {
-      return request.collective == Collective::all_to_all_v || parts[static_cast<std::size_t>(p)].at;
-    };
-    std::vector<Ticket> tickets(static_cast<std::size_t>(size()));
-    for (int i = 1; i < size(); ++i) {
-      const int p = peer_at(channel.lane, i);
-      if (!told(request.sends, p)) continue;
-      const Ticket mine = of(request.sends[static_cast<std::size_t>(p)], p);
-      channel.put(p, reinterpret_cast<const byte*>(&mine), sizeof mine);
-    }
-    for (int i = 1; i < size(); ++i) {
-      const int p = peer_at(channel.lane, i);
-      if (!told(request.receives, p)) continue;
-      const Ticket expected = of(request.receives[static_cast<std::size_t>(p)], p);
-      Ticket& its = tickets[static_cast<std::size_t>(p)];
-      channel.take(p, {reinterpret_cast<byte*>(&its)}, sizeof its);
-      if (!expected.matches(its) || expected.count != its.count) mismatch(rank(), expected, p, its);
-    }
-    return tickets;
-  }
-  template <class Channel>
-  void compare_messages(Channel channel, const Request& request) {
-    compare_parts(channel, request, [&](const Args::Part& part, int) {
-      Ticket one = ticket(request.collective, *request.call, part.bytes);
-      one.algorithm = planned(request, part);
-      return one;
-    });
-  }
-
-  // The ticket of `do_end`.
-  static Ticket ticket_of_end(std::uint64_t number) {
-    return ticket(Collective::end_registration, Call{}, number);
-  }
 
   std::uint64_t calls_ = 0;
   bool check_;  // whether the ranks compare their calls first

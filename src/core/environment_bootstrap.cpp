@@ -231,13 +231,13 @@ class AloneBootstrap final : public Bootstrap {
   std::vector<std::string> all_gather(const std::string& data) override { return {data}; }
 };
 
-std::string_view value_of(const char* name) {
+std::string_view variable(const char* name) {
   const char* value = std::getenv(name);
   return value ? value : "";
 }
 
 int number_of(const char* name) {
-  const std::string_view text = value_of(name);
+  const std::string_view text = variable(name);
   int number = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error == std::errc() && end == text.data() + text.size() && number >= 0) return number;
@@ -249,7 +249,7 @@ int number_of(const char* name) {
 // Throws UsageError if another launcher says that there are several ranks.
 void refuse_other_launchers() {
   for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
-    if (const std::string_view ranks = value_of(name); !ranks.empty() && ranks != "1")
+    if (const std::string_view ranks = variable(name); !ranks.empty() && ranks != "1")
       throw UsageError(
           std::string(name) + "=" + std::string(ranks.substr(0, 80)) +
           " says that there are several ranks, but only `unisono run` tells C and C++ programs how "
@@ -261,7 +261,7 @@ void refuse_other_launchers() {
 
 std::shared_ptr<Bootstrap> environment_bootstrap(std::chrono::duration<double> timeout) {
   check_timeout_s(timeout.count());
-  if (value_of(kRank).empty() && value_of(kSize).empty()) {
+  if (variable(kRank).empty() && variable(kSize).empty()) {
     refuse_other_launchers();
     return std::make_shared<AloneBootstrap>();
   }

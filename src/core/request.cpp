@@ -287,6 +287,24 @@ std::uint32_t Request::mark() const {
   return static_cast<std::uint32_t>(mixed >> 40) | 1;
 }
 
+Ticket Ticket::of(Collective collective, std::uint64_t count, const Call& call) {
+  Ticket ticket{};
+  ticket.collective = collective;
+  ticket.dtype = call.dtype;
+  ticket.op = call.op;
+  ticket.wire = call.wire;
+  ticket.memory = call.memory;
+  ticket.root = static_cast<std::uint16_t>(call.root);
+  ticket.count = count;
+  return ticket;
+}
+
+Ticket Ticket::of(const Request& request) {
+  Ticket ticket = of(request.collective, request.call->count, *request.call);
+  ticket.algorithm = request.algorithm;
+  return ticket;
+}
+
 bool Ticket::matches(const Ticket& other) const {
   if (collective != other.collective || dtype != other.dtype || algorithm != other.algorithm ||
       memory != other.memory)

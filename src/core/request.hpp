@@ -122,6 +122,11 @@ struct Ticket {
   Place in, out;        // of the buffers; in all_to_all_v: of the whole output, and of its part for this peer
   std::uint64_t total;  // all_to_all_v: bytes of the larger buffer
 
+  // Returns a ticket without buffers and algorithm.
+  static Ticket of(Collective collective, std::uint64_t count = 0, const Call& call = {});
+  // Returns a request's ticket without buffers.
+  static Ticket of(const Request& request);
+
   // Returns whether two calls are the same, except for their buffers.
   bool matches(const Ticket& other) const;
   // Returns the call in words: "all_reduce(sum) of 1024 f32".

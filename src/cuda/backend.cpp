@@ -1,6 +1,7 @@
 // Calls on device memory: they are only enqueued.
 #include "cuda/backend.hpp"
 
+#include "core/comparison.hpp"
 #include "cuda/layout.hpp"
 
 namespace unisono {
@@ -88,9 +89,9 @@ void GpuCommunicator::run_on_gpu(Request& request, int to, int from) {
   if (request.call->wire != Wire::exact && request.call->algorithm.empty())
     algorithm = choose_wire(bytes, Memory::device);
   if (check_ && size() > 1) {
-    if (pair) compare_pair(request, to, from);
+    if (pair) compare_pair(*this, packets(), request, to, from);
     else if (request.collective == Collective::all_to_all_v) exchange_parts(request);
-    else if (request.collective == Collective::batch_send_recv) compare_messages(request);
+    else if (request.collective == Collective::batch_send_recv) compare_messages(*this, packets(), request);
     else compare_places(request, symmetric);
   }
   if (bytes == 0) return;
@@ -145,7 +146,7 @@ void GpuCommunicator::enqueue(const Request& request, Algorithm algorithm, bool 
 
 std::shared_ptr<void> GpuCommunicator::do_allocate(std::size_t bytes, Memory memory) {
   if (memory == Memory::host) return LocalCommunicator::do_allocate(bytes, memory);
-  if (check_ && size() > 1) compare(group().exchange(ticket(Collective::empty, Call{}, bytes)));
+  if (check_ && size() > 1) compare(*this, group().exchange(Ticket::of(Collective::empty, bytes)));
   return engine_->allocate(bytes);
 }
 
@@ -163,8 +164,7 @@ void GpuCommunicator::do_end(Registration::State& one) {
 
 // On a GPU, one rank's place stands for all, of the buffers that peers reach.
 void GpuCommunicator::compare_places(const Request& request, bool symmetric) {
-  Ticket mine = ticket(request.collective, *request.call, request.call->count);
-  mine.algorithm = request.algorithm;
+  Ticket mine = Ticket::of(request);
   const auto [in, out] = traits_of(request.collective).stores;
   if (in) mine.in = engine_->place(request.args.in, 0);
   if (out) mine.out = engine_->place(request.args.out, 0);
@@ -183,7 +183,7 @@ void GpuCommunicator::compare_places(const Request& request, bool symmetric) {
               " different places of symmetric memory: give the same offset of the same allocation on "
               "every rank, or none.");
   }
-  compare(tickets);
+  compare(*this, tickets);
 }
 
 }  // namespace unisono

@@ -7,7 +7,7 @@
 
 #include "base/env.hpp"
 #include "core/allocation.hpp"
-#include "core/backend.hpp"
+#include "core/comparison.hpp"
 #include "core/dispatch.hpp"
 #include "cuda/nic.hpp"
 #include "fabric/fabric_group.hpp"
@@ -88,7 +88,7 @@ class FabricCommunicator final : public Communicator::Impl {
 
   void do_run_pair(Request& request, int to, int from) override {
     chosen(request);
-    if (check_) compare_pair(RingChannel(group_.lane()), request, to, from);
+    if (check_) compare_pair(*this, RingChannel(group_.lane()), request, to, from);
     Args& args = request.args;
     if (args.bytes == 0) return group_.lane().finish();
     if (to == rank() && from == rank()) return host::copy(args.out, args.in, args.bytes);
@@ -100,13 +100,13 @@ class FabricCommunicator final : public Communicator::Impl {
 
   void do_barrier() override {
     if (size() == 1) return;
-    if (check_) compare(group_.exchange(ticket(Collective::barrier, Call{}, 0)));
+    if (check_) compare(*this, group_.exchange(Ticket::of(Collective::barrier)));
     meet(group_.lane());
     group_.lane().finish();
   }
 
   std::shared_ptr<void> do_allocate(std::size_t bytes, Memory memory) override {
-    if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
+    if (check_ && size() > 1) compare(*this, group_.exchange(Ticket::of(Collective::empty, bytes)));
     if (memory == Memory::device && !device_) refuse_gpu();
     FabricEndpoint& lane = group_.lane();
     lane.forget_released();
@@ -127,7 +127,7 @@ class FabricCommunicator final : public Communicator::Impl {
   }
 
   std::shared_ptr<void> do_register(const MemoryRange& range) override {
-    if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::register_memory, Call{}, 0)));
+    if (check_ && size() > 1) compare(*this, group_.exchange(Ticket::of(Collective::register_memory)));
     auto* const begin = static_cast<byte*>(range.data);
     FabricEndpoint& lane = group_.lane();
     lane.forget_released();
@@ -144,7 +144,7 @@ class FabricCommunicator final : public Communicator::Impl {
   }
 
   void do_end(Registration::State& one) override {
-    if (size() > 1) compare(group_.exchange(ticket_of_end(one.number)));
+    if (size() > 1) compare(*this, group_.exchange(Ticket::of(Collective::end_registration, one.number)));
     one.kept.reset();
     group_.lane().forget_released();
   }
@@ -217,20 +217,19 @@ class FabricCommunicator final : public Communicator::Impl {
   }
 
   Ticket ticket_of(const Request& request) const {
-    Ticket mine = ticket(request.collective, *request.call, request.call->count);
-    mine.algorithm = request.algorithm;
+    Ticket mine = Ticket::of(request);
     mine.in_place = request.in_place();
     return mine;
   }
   void compare_calls(const Request& request) {
     if (request.collective == Collective::all_to_all_v) compare_counts(request);
     else if (request.collective == Collective::batch_send_recv)
-      compare_messages(RingChannel(group_.lane()), request);
-    else compare(group_.exchange(ticket_of(request)));
+      compare_messages(*this, RingChannel(group_.lane()), request);
+    else compare(*this, group_.exchange(ticket_of(request)));
   }
 
   void compare_counts(const Request& request) {
-    compare_parts(RingChannel(group_.lane()), request, [&](const Args::Part& part, int) {
+    compare_parts(*this, RingChannel(group_.lane()), request, [&](const Args::Part& part, int) {
       Ticket one = ticket_of(request);
       one.count = part.bytes / size_of(request.call->dtype);
       return one;
@@ -247,7 +246,7 @@ class FabricCommunicator final : public Communicator::Impl {
       std::tie(mine.out.allocation, mine.out.offset) = lane.find(request.args.out, request.out_bytes);
     std::tie(mine.in.allocation, mine.in.offset) = lane.find(request.args.in, request.in_bytes);
     const auto tickets = group_.exchange(mine);
-    compare(tickets);
+    compare(*this, tickets);
     const bool to_root = request.collective == Collective::gather;
     const bool on_gpu = request.call->memory == Memory::device;
     const bool all_registered = lane.needs_local_registration() || on_gpu;

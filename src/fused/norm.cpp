@@ -1,5 +1,6 @@
 #include <vector>
 
+#include "core/comparison.hpp"
 #include "fused/engine.hpp"
 
 namespace unisono {
@@ -13,9 +14,7 @@ void compare(Communicator::Impl& impl, const Asked& mine) {
   impl.run_within({Collective::all_gather, call, impl.rank(), impl.size()});
   for (std::size_t r = 1; r < all.size(); ++r)
     if (!(all[r] == all[0]))
-      impl.disagree("rank " + std::to_string(impl.number(0)) + " called " + all[0].text() + ", but rank " +
-                    std::to_string(impl.number(static_cast<int>(r))) + " called " + all[r].text() +
-                    ": make the same call on every rank.");
+      mismatch(impl, 0, all[0], static_cast<int>(r), all[r], "make the same call on every rank.");
 }
 
 void run_alone(const Task& task) {

@@ -1,14 +1,13 @@
 // Exchanges the ranks' tickets of a call before it runs.
+#include "core/comparison.hpp"
 #include "host/backend.hpp"
-#include "lane/channel.hpp"
 
 namespace unisono {
 
 static_assert(sizeof(Ticket) <= HostThread::kPacketBytes);
 
 std::vector<Ticket> LocalCommunicator::exchange(const Request& request) {
-  Ticket mine = ticket(request.collective, *request.call, request.call->count);
-  mine.algorithm = request.algorithm;
+  Ticket mine = Ticket::of(request);
   mine.in = place(request.args.in, request.in_bytes);
   mine.out = place(request.args.out, request.out_bytes);
   mine.in_place = request.in_place();
@@ -30,7 +29,7 @@ std::vector<Ticket> LocalCommunicator::exchange_parts(const Request& request) {
   const bool by_chunks = may_ask_kernel(request) && small_pages(whole, request.out_bytes);
   auto ticket_of = [&](const Args::Part& part, int p) {
     const Args::Part& theirs = request.receives[static_cast<std::size_t>(p)];
-    Ticket ticket = this->ticket(request.collective, *request.call, part.bytes / element);
+    Ticket ticket = Ticket::of(request.collective, part.bytes / element, *request.call);
     const bool by_message =
         request.call->memory == Memory::device && request.algorithm == Algorithm::automatic;
     ticket.algorithm = by_message ? planned(request, part) : request.algorithm;
@@ -41,7 +40,7 @@ std::vector<Ticket> LocalCommunicator::exchange_parts(const Request& request) {
     ticket.in_place = request.in_place() && request.out_bytes > 0;
     return ticket;
   };
-  auto tickets = compare_parts(PacketChannel<HostThread>(group_.lane()), request, ticket_of);
+  auto tickets = compare_parts(*this, packets(), request, ticket_of);
   const auto me = static_cast<std::size_t>(rank());
   tickets[me] = ticket_of(request.sends[me], rank());
   if (check_) meet(group_.lane());  // ranks without a mismatch learn here of those with one

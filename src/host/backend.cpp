@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/env.hpp"
+#include "core/comparison.hpp"
 #include "host/move.hpp"
 
 namespace unisono {
@@ -43,7 +44,7 @@ std::shared_ptr<void> LocalCommunicator::do_allocate(std::size_t bytes, Memory m
 
 AllocationAgreement<Group> LocalCommunicator::begin_registration(const MemoryRange& range) {
   group_.lane().mark(kMarkOfRegistration);  // a rank that makes another call meets other marks
-  if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::register_memory, Call{}, 0)));
+  if (check_ && size() > 1) compare(*this, group_.exchange(Ticket::of(Collective::register_memory)));
   return agree_to_register(group_, range);
 }
 
@@ -60,7 +61,7 @@ std::shared_ptr<void> LocalCommunicator::do_register(const MemoryRange& range) {
 
 void LocalCommunicator::do_end(Registration::State& one) {
   group_.lane().mark(kMarkOfEnd);
-  if (size() > 1) compare(group_.exchange(ticket_of_end(one.number)));
+  if (size() > 1) compare(*this, group_.exchange(Ticket::of(Collective::end_registration, one.number)));
 }
 
 // A sum of one weighed row, which the kernels have of all but f64.

@@ -14,6 +14,7 @@
 #include "host/group.hpp"
 #include "host/mailbox.hpp"
 #include "host/symmetric.hpp"
+#include "lane/channel.hpp"
 #include "unisono/communicator.hpp"
 
 namespace unisono {
@@ -67,15 +68,10 @@ class LocalCommunicator : public Communicator::Impl {
 
   int number(int rank) const override { return group_.number(rank); }
   Group& group() { return group_; }
-  // Exchange or compare the ranks' tickets.
+  // Exchange the ranks' tickets.
   std::vector<Ticket> exchange(const Request& request);
   std::vector<Ticket> exchange_parts(const Request& request);
-  void compare_pair(const Request& request, int to, int from) {
-    Impl::compare_pair(PacketChannel<HostThread>(group_.lane()), request, to, from);
-  }
-  void compare_messages(const Request& request) {
-    Impl::compare_messages(PacketChannel<HostThread>(group_.lane()), request);
-  }
+  PacketChannel<HostThread> packets() { return PacketChannel<HostThread>(group_.lane()); }
 
  private:
   bool reaches_any_memory() const override { return group_.reaches_all(); }

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/env.hpp"
+#include "core/comparison.hpp"
 #include "core/dispatch.hpp"
 #include "host/backend.hpp"
 #include "host/move.hpp"
@@ -16,7 +17,7 @@ void LocalCommunicator::run_on_host(Request& request) {
   Args& args = request.args;
   const bool asks = asks_for_places(request);
   if (!asks) request.algorithm = plain(request);
-  if (check_ && size() > 1 && !asks) compare(exchange(request));
+  if (check_ && size() > 1 && !asks) compare(*this, exchange(request));
   if (args.bytes == 0 && !asks) return;
   args.stream = request.out_bytes >= group_.stream_bytes();
   if (size() == 1) return host::copy(args.out, args.in, args.bytes);
@@ -46,7 +47,7 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   const bool automatic = algorithm == Algorithm::automatic;
   if (automatic) algorithm = host_plan().choose(Collective::send_recv, args.bytes, false);
   if (is_direct(algorithm) && !group_.reaches_all()) algorithm = Algorithm::push;
-  if (check_) compare_pair(request, to, from);
+  if (check_) compare_pair(*this, packets(), request, to, from);
   if (args.bytes == 0) return;
   args.stream = request.out_bytes >= group_.stream_bytes();
   if (to == rank() && from == rank()) return host::copy(args.out, args.in, args.bytes);
@@ -81,7 +82,7 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
 
 // Runs the short messages first, on every rank.
 void LocalCommunicator::run_batch_on_host(Request& request) {
-  if (check_) compare_messages(request);
+  if (check_) compare_messages(*this, packets(), request);
   Args& args = request.args;
   if (size() == 1) return host::copy(args.out, args.in, args.bytes);
   group_.lane().prepare(request.call->dtype, request.call->op);
@@ -98,13 +99,12 @@ void LocalCommunicator::run_batch_on_host(Request& request) {
 
 void LocalCommunicator::do_barrier() {
   if (size() == 1) return;
-  const Call call;
-  if (check_) compare(group_.exchange(ticket(Collective::barrier, call, 0)));
+  if (check_) compare(*this, group_.exchange(Ticket::of(Collective::barrier)));
   meet(group_.lane());
 }
 
 std::pair<std::shared_ptr<Segment>, std::uint32_t> LocalCommunicator::allocate_on_host(std::size_t bytes) {
-  if (check_ && size() > 1) compare(group_.exchange(ticket(Collective::empty, Call{}, bytes)));
+  if (check_ && size() > 1) compare(*this, group_.exchange(Ticket::of(Collective::empty, bytes)));
   AllocationAgreement agreement(group_, bytes, "symmetric memory");
   agreement.attempt([&] { check_room(bytes, size()); });
   agreement.meet();  // before any rank has taken its part
@@ -174,7 +174,7 @@ byte* LocalCommunicator::reach(const Place& place, int rank, std::size_t bytes) 
 bool LocalCommunicator::meet_places(Request& request) {
   const bool by_parts = request.collective == Collective::all_to_all_v;
   const auto tickets = by_parts ? exchange_parts(request) : exchange(request);
-  if (!by_parts) compare(tickets);
+  if (!by_parts) compare(*this, tickets);
   std::size_t bytes = request.bytes();
   bool within_reach = true, symmetric = true, by_chunks = false;
   for (int r = 0; r < size(); ++r) {
@@ -199,7 +199,7 @@ bool LocalCommunicator::meet_places(Request& request) {
     if (check_) {
       Ticket mine = tickets[static_cast<std::size_t>(rank())];
       mine.algorithm = algorithm;
-      compare(group_.exchange(mine));
+      compare(*this, group_.exchange(mine));
     }
   }
   if (is_direct(algorithm) && !within_reach && automatic) algorithm = Plan::staged(request.collective);

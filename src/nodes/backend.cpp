@@ -181,7 +181,7 @@ void NodesCommunicator::do_run(Request& request) {
   Carrier& by = carrier(request.call->memory);
   request.algorithm = chosen(request);
   guarded([&] {
-    if (check_) compare_calls(by, request);
+    if (check_) compare_calls(request);
     const OnStream on(gpu_space_, *request.call);
     if (request.args.bytes > 0 || request.collective == Collective::all_to_all_v) run_by(by, request);
   });
@@ -215,7 +215,7 @@ void NodesCommunicator::do_run_pair(Request& request, int to, int from) {
   Carrier& by = carrier(request.call->memory);
   const Args& a = request.args;
   guarded([&] {
-    if (check_) compare_ends(by, request, to, from);
+    if (check_) compare_ends(request, to, from);
     if (a.bytes == 0) return;
     const OnStream on(gpu_space_, *request.call);
     if (to == rank()) return by.space->copy(a.out, a.in, a.bytes);
@@ -225,7 +225,7 @@ void NodesCommunicator::do_run_pair(Request& request, int to, int from) {
 
 void NodesCommunicator::do_barrier() {
   guarded([&] {
-    if (check_) compare(everyones(ticket(Collective::barrier, Call{}, 0)));
+    if (check_) compare_all(Ticket::of(Collective::barrier));
     host_->moves.barrier();
   });
 }
@@ -248,7 +248,7 @@ std::unique_ptr<Communicator::Impl::Exchange> NodesCommunicator::begin_exchange(
   return guarded([&] {
     if (check_) {
       const Call call{.dtype = DType::u8};
-      compare_calls(*host_, {call, rank(), size(), sends, receives});
+      compare_calls({call, rank(), size(), sends, receives});
     }
     return std::make_unique<BegunExchange>(
         *this, host_->courier.begin({{sends.begin(), sends.end()}, {receives.begin(), receives.end()}}));
@@ -257,62 +257,6 @@ std::unique_ptr<Communicator::Impl::Exchange> NodesCommunicator::begin_exchange(
 
 void NodesCommunicator::meet_node() {
   guarded([&] { local_->barrier(); });
-}
-
-// The ranks of all nodes, for AllocationAgreement.
-struct NodesCommunicator::Everyone {
-  NodesCommunicator& of;
-  int rank() const { return of.rank(); }
-  static int number(int rank) { return rank; }
-  [[noreturn]] static void fail(FailureKind kind, const std::string& text) { raise({kind, text}); }
-  template <class T>
-  std::vector<T> exchange(const T& mine) {
-    return of.everyones(mine);
-  }
-};
-
-std::shared_ptr<void> NodesCommunicator::do_allocate(std::size_t bytes, Memory memory) {
-  return guarded([&] {
-    if (check_) compare(everyones(ticket(Collective::empty, Call{}, bytes)));
-    Everyone everyone{*this};
-    AllocationAgreement agreement(everyone, bytes, "symmetric memory");
-    std::shared_ptr<void> made;
-    agreement.attempt([&] { made = local_->allocate(bytes, memory); });
-    agreement.meet();
-    return made;
-  });
-}
-
-// Ranks agree on what all backends check first, so that none waits on its node for a rank that has nothing to
-// register.
-std::shared_ptr<void> NodesCommunicator::do_register(const MemoryRange& range) {
-  return guarded([&] {
-    if (check_) compare(everyones(ticket(Collective::register_memory, Call{}, 0)));
-    Everyone everyone{*this};
-    auto agreement = agree_to_register(everyone, range);
-    std::shared_ptr<Registration::State> local;
-    agreement.attempt([&] { local = local_->register_memory(range); });
-    const auto take_back = [&] {
-      if (local) local_->end(*local);
-    };
-    try {
-      agreement.meet();
-    } catch (const Refused&) {
-      take_back();
-      throw;
-    } catch (const RefusedUse&) {
-      take_back();
-      throw;
-    }
-    return local;
-  });
-}
-
-void NodesCommunicator::do_end(Registration::State& one) {
-  guarded([&] {
-    compare(everyones(ticket_of_end(one.number)));
-    local_->end(*std::static_pointer_cast<Registration::State>(one.kept));
-  });
 }
 
 // Asks as for partial sums of an element's size, and for root 0.
@@ -353,57 +297,6 @@ void NodesCommunicator::synchronize(void* stream) {
     nccl_->synchronize(stream);
     local_->synchronize(stream);
   });
-}
-
-template <class T>
-std::vector<T> NodesCommunicator::everyones(const T& mine) {
-  std::vector<T> all(static_cast<std::size_t>(size()));
-  host_->moves
-      .all_gather(reinterpret_cast<const byte*>(&mine), reinterpret_cast<byte*>(all.data()), sizeof mine)
-      .wait();
-  return all;
-}
-
-void NodesCommunicator::compare_calls(Carrier& by, const Request& request) {
-  if (traits_of(request.collective).by_parts()) return compare_parts(by, request);
-  Ticket mine = ticket(request.collective, *request.call, request.call->count);
-  mine.algorithm = request.algorithm;
-  compare(everyones(mine));
-}
-
-// Each part is compared by the ranks of both ends: of an all_to_all_v every part, of a batch the messages.
-void NodesCommunicator::compare_parts(Carrier&, const Request& request) {
-  const auto ranks = static_cast<std::size_t>(size());
-  std::vector<Ticket> mine(ranks), expected(ranks), told(ranks);
-  std::vector<Args::Part> sends(ranks), receives(ranks);
-  const std::size_t item = request.collective == Collective::all_to_all_v ? size_of(request.call->dtype) : 1;
-  auto fill = [&](std::vector<Args::Part>& to, std::vector<Ticket>& tickets, std::vector<Ticket>& of,
-                  const std::vector<Args::Part>& parts) {
-    for (std::size_t p = 0; p < ranks; ++p) {
-      if (request.collective == Collective::batch_send_recv && !parts[p].at) continue;
-      of[p] = ticket(request.collective, *request.call, parts[p].bytes / item);
-      to[p] = {reinterpret_cast<byte*>(&tickets[p]), sizeof(Ticket)};
-    }
-  };
-  fill(sends, mine, mine, request.sends);
-  fill(receives, told, expected, request.receives);
-  host_->moves.batch(sends, receives);
-  for (int p = 0; p < size(); ++p) {
-    const auto at = static_cast<std::size_t>(p);
-    if (receives[at].at && p != rank() &&
-        !(expected[at].matches(told[at]) && expected[at].count == told[at].count))
-      mismatch(rank(), expected[at], p, told[at]);
-  }
-}
-
-void NodesCommunicator::compare_ends(Carrier&, const Request& request, int to, int from) {
-  if (to == rank()) return;
-  const Ticket mine = ticket(Collective::send_recv, *request.call, request.call->count);
-  Ticket told{};
-  host_->moves.send_recv(reinterpret_cast<const byte*>(&mine), to < 0 ? 0 : sizeof mine, to,
-                         reinterpret_cast<byte*>(&told), from < 0 ? 0 : sizeof told, from);
-  if (from >= 0 && !mine.matches(told))
-    mismatch(rank(), mine, from, told, "give both ends of a message the same count and dtype.");
 }
 
 }  // namespace unisono::nodes

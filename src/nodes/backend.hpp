@@ -1,4 +1,6 @@
-// The ranks of several nodes: within a node by its own communicator, between nodes by a transport.
+// The ranks of several nodes: within a node by its own communicator, between nodes by a transport. Members
+// are defined by topic: backend.cpp (itself), agreement.cpp (what all ranks agree on first) and messages.cpp
+// (tags).
 #pragma once
 
 #include <atomic>
@@ -102,9 +104,10 @@ class NodesCommunicator final : public Communicator::Impl {
   class BegunExchange;
   Algorithm chosen(const Request& request) const;
   Algorithm planned_algorithm(Collective collective, std::size_t bytes, double wide, int root) const;
-  void compare_calls(Carrier& carrier, const Request& request);
-  void compare_parts(Carrier& carrier, const Request& request);
-  void compare_ends(Carrier& carrier, const Request& request, int to, int from);
+  void compare_all(const Ticket& mine);
+  void compare_calls(const Request& request);
+  void compare_parts(const Request& request);
+  void compare_ends(const Request& request, int to, int from);
   Carrier& carrier(Memory memory);
   // Runs the body of a call. An error in it fails the communicator on every rank that can be reached.
   template <class Body>

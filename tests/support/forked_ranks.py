@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import rank_main
-from unisono.launch import FD_VARIABLE, run, run_local
+from unisono.launch import FD_VARIABLE, rank, run_local
 
 _MOST_BYTES = 1 << 20  # of an environment
 
@@ -96,7 +96,7 @@ def launch(n: int, nodes: int, argv: list[str]) -> int:
         importlib.import_module(argv[0].partition(":")[0])
     for _ in range(n):
         Forked.waiting.append(Forked())
-    run.subprocess = SimpleNamespace(Popen=Forked.start, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment]
+    rank.subprocess = SimpleNamespace(Popen=Forked.start, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment]
     return run_local(n, ["rank_main.py", *argv], nodes=nodes)
 
 

@@ -21,7 +21,8 @@ from unisono.bench.cuda.device import count, missing, prepare_environment
 from unisono.bench.mpis import Mpi, find_mpiexec, mpiexec_command
 from unisono.bench.options import Options
 from unisono.bootstrap.client import die_with_parent
-from unisono.launch.run import outside_launchers, signals_to, stop_with
+from unisono.launch.run import outside_launchers
+from unisono.launch.signals import signals_to, stop_with
 
 # Variables by which launchers say that they started several processes.
 _COUNTS = (

@@ -19,26 +19,22 @@ import selectors
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from ..bootstrap.hub import HEADER_BYTES, MAX_PAYLOAD, Hub
 from ..clock import LOOK_S, Clock
 from ..errors import ResourceError, UsageError
 from .detect import FD_VARIABLE, NODE_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE
+from .rank import PIECE, Rank
+from .signals import signals_to, stop_with
 
-__all__ = ["outside_launchers", "run_command", "run_local", "signals_to", "stop_with"]
+__all__ = ["outside_launchers", "run_command", "run_local"]
 
 MAX_RANKS = 1024
-_PIECE = 1 << 16  # bytes read from a rank at once
-_PIECES = (MAX_PAYLOAD + HEADER_BYTES) // _PIECE + 2  # enough for one whole message
+_PIECES = (MAX_PAYLOAD + HEADER_BYTES) // PIECE + 2  # enough for one whole message
 _CLOSED_S = 2.0  # from a rank's closed socket to its end; long, for a busy machine
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 # Variables by which a launcher describes this process. They are wrong for the ranks that it starts, and make
 # an mpiexec fail. All other OMPI_MCA_*, OMPI_ALLOW_* and HYDRA_* are the user's settings.
 _FOREIGN = re.compile(
@@ -116,89 +112,6 @@ def outside_launchers(env: Mapping[str, str], *, batch_system: bool = True) -> d
     }
 
 
-class _Rank:
-    """One process, the launcher's end of its socket, and its pidfd."""
-
-    def __init__(self, number: int, argv: list[str], env: dict[str, str]) -> None:
-        self.number = number
-        self.status: int | None = None  # as subprocess: negative for a signal
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.pidfd = -1
-        try:
-            self.socket.setblocking(False)
-            env = {**env, RANK_VARIABLE: str(number), FD_VARIABLE: str(theirs.fileno())}
-            stdin = None if number == 0 and not _stdin_is_terminal() else subprocess.DEVNULL
-            self.process = subprocess.Popen(
-                argv, env=env, stdin=stdin, pass_fds=[theirs.fileno()], process_group=0
-            )
-        except BaseException:
-            self.socket.close()
-            raise
-        finally:
-            theirs.close()
-        with contextlib.suppress(AttributeError, OSError):
-            self.pidfd = os.pidfd_open(self.process.pid)
-
-    def look(self) -> bool:
-        """Returns whether the process has ended since the last look. Does not reap the process."""
-        if self.status is not None:
-            return False
-        try:
-            info = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        except ChildProcessError:
-            # Other code in this process reaped it: its number may belong to another process by now.
-            self.process.returncode = self.status = 1
-            return True
-        if info is not None:
-            self.status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-        return info is not None
-
-    def receive(self) -> bytes | None:
-        """Returns bytes from the rank; empty at the end of the stream, None if none have arrived."""
-        try:
-            return self.socket.recv(_PIECE)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
-
-    def stop_listening(self) -> None:
-        """Takes no more bytes, and drops those that have arrived: a full socket would make the rank wait."""
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RD)
-        while self.receive():
-            pass
-
-    def signal(self, number: int) -> None:
-        """Sends a signal to the rank's process group."""
-        if self.process.returncode is None:
-            try:
-                os.killpg(self.process.pid, number)
-            except ProcessLookupError:  # it moved to a session of its own
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.process.pid, number)
-            except PermissionError:  # a setuid program
-                pass
-
-    def close(self) -> None:
-        """Kills the rest of the group, then reaps."""
-        self.signal(signal.SIGKILL)
-        self.process.wait()
-        self.socket.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-
-    @property
-    def what_happened(self) -> str:
-        status = self.status or 0
-        if status >= 0:
-            return f"exited with status {status}"
-        try:
-            return f"was killed by {signal.Signals(-status).name}"
-        except ValueError:
-            return f"was killed by signal {-status}"
-
-
 class _Run:
     """The launcher's state; a context manager that leaves no process behind."""
 
@@ -210,10 +123,10 @@ class _Run:
         self._size, self._nodes = size, nodes
         self._grace_s = grace_s
         self._kill_s = kill_s
-        self._ranks: list[_Rank] = []
+        self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
-        self._failed: _Rank | None = None
-        self._closed: dict[_Rank, float] = {}  # ranks at the end of their stream, and when they count as lost
+        self._failed: Rank | None = None
+        self._closed: dict[Rank, float] = {}  # ranks at the end of their stream, and when they count as lost
         self._interrupts = 0
         self._stopping = False  # by a signal to the launcher
         self._next: tuple[float, int] | None = None  # when to send which signal to all
@@ -245,7 +158,7 @@ class _Run:
             if self._nodes > 1:
                 kept[NODE_VARIABLE] = str(number * self._nodes // self._size)
             try:
-                rank = _Rank(number, argv, kept)
+                rank = Rank(number, argv, kept)
             except OSError as error:
                 if error.filename is not None:  # the new process could not become the program
                     why = _reason(error, argv[0], kept)
@@ -265,7 +178,7 @@ class _Run:
             for key, mask in self._selector.select(self._timeout()):
                 if key.fileobj is self.wake_reader:
                     self._handle_signals()
-                elif isinstance(key.data, _Rank) and key.fileobj is key.data.socket:
+                elif isinstance(key.data, Rank) and key.fileobj is key.data.socket:
                     self._serve(key.data, mask)
             self._look()
             self._hub.expire()
@@ -283,7 +196,7 @@ class _Run:
             return None
         return min([LOOK_S, *(max(0.0, moment - self._clock()) for moment in times)])
 
-    def _serve(self, rank: _Rank, mask: int) -> None:
+    def _serve(self, rank: Rank, mask: int) -> None:
         if not mask & selectors.EVENT_READ or not self._hub.listening(rank.number):
             return
         data = rank.receive()
@@ -312,7 +225,7 @@ class _Run:
             self._failed = min(failed, key=lambda rank: ((rank.status or 0) > 0, rank.number))
             self._report(self._failed)
 
-    def _report(self, failed: _Rank) -> None:
+    def _report(self, failed: Rank) -> None:
         """Writes which rank failed, and starts the others' time to end."""
         if self._stopping:
             return  # the user knows, and decides
@@ -325,7 +238,7 @@ class _Run:
 
     def _handle_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while self.wake_reader.recv(_PIECE):
+            while self.wake_reader.recv(PIECE):
                 pass
         while self.received:
             number = self.received.popleft()
@@ -353,7 +266,7 @@ class _Run:
             if rank.status is None:
                 rank.signal(number)
 
-    def _flush(self, rank: _Rank) -> None:
+    def _flush(self, rank: Rank) -> None:
         """Writes the hub's bytes for `rank`, and listens to the rank only while its bytes count."""
         outbox = self._hub.outbox[rank.number]
         if rank.status is not None:
@@ -379,42 +292,9 @@ class _Run:
             self._selector.modify(rank.socket, mask, rank)
 
 
-@contextlib.contextmanager
-def signals_to(handle: Callable[[int], None]) -> Iterator[None]:
-    """Gives `handle` the signals that a launcher passes on. Does nothing outside the main thread."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        handle(number)
-
-    before: dict[int, Any] = {}
-    try:
-        if threading.current_thread() is threading.main_thread():
-            for number in _FORWARDED:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                    before[number] = signal.signal(number, handler)
-        yield
-    finally:
-        for handled, old in before.items():
-            signal.signal(handled, signal.SIG_DFL if old is None else old)
-
-
-def stop_with(send: Callable[[int], None]) -> None:
-    """Does what Ctrl-Z means: stops the processes that `send` signals, and this one. `fg` continues all."""
-    send(signal.SIGSTOP)
-    os.kill(os.getpid(), signal.SIGSTOP)
-    send(signal.SIGCONT)
-
-
 def _reason(error: OSError, program: str, env: Mapping[str, str]) -> str | None:
     """Returns the system's reason, except for a program that is nowhere in PATH: a folder of PATH that may
     not be read makes the system give another reason.
     """
     found = os.sep in program or shutil.which(program, os.F_OK, env.get("PATH", os.defpath))
     return error.strerror if found else os.strerror(errno.ENOENT)
-
-
-def _stdin_is_terminal() -> bool:
-    try:
-        return os.isatty(0)
-    except OSError:
-        return False

@@ -15,8 +15,9 @@ from unisono.records import Scaling, Workload, stats
 from unisono.records.stats import Interval, Verdict
 from unisono.records.vocabulary import collective_order, family, sends, size_of, title
 
-from .model import Key, Model, Row
+from .model import Model
 from .pairing import Pair, against_peers, pairs
+from .row import Key, Row
 
 BEST_OF_EACH = "best of each"
 

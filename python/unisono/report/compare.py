@@ -17,7 +17,8 @@ from unisono.records.vocabulary import case_text
 
 from . import markdown, terminal
 from .blocks import Block, Cell, Items, Text, left, right, table
-from .model import Model, Row, load, one_phase, phases_text, uneven
+from .model import Model, load, one_phase, phases_text, uneven
+from .row import Row
 from .tables import timed
 
 AB_TOLERANCE = 0.01

@@ -13,8 +13,9 @@ from unisono.records.vocabulary import case_text
 
 from . import markdown, terminal
 from .blocks import Block, Items, Text, left, right, table
-from .model import Row, load
+from .model import load
 from .pairing import Pair, pairs
+from .row import Row
 from .tables import failure_text, timed
 
 

@@ -12,9 +12,10 @@ from unisono.records.vocabulary import MATMULS, alone, product_text
 
 from .analysis import group_by
 from .blocks import Table, left, right, table
-from .model import Key, Model, Row
+from .model import Model
 from .pairing import pairs
 from .payload import Json, in_common, slice_of
+from .row import Key, Row
 from .studies import Members, of, over_variants, ratio, times
 
 CERTAIN = 0.5  # an overlap is told if its interval is no wider: 50 points of per cent

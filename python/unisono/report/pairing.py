@@ -10,7 +10,7 @@ from unisono.records import stats
 from unisono.records.stats import Interval, Verdict
 from unisono.records.vocabulary import family, sends
 
-from .model import Key, Row
+from .row import Key, Row
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from unisono.records.stats import Interval
 from unisono.records.vocabulary import DTYPES, pair_name, shape_text, size_text, title
 
 from .analysis import Efficiency, Point, WorkloadCost, group_by
-from .model import Key, Model, Row
+from .model import Model
 from .pairing import Pair, pairs
+from .row import Key, Row
 
 # The properties by which a reader selects rows on the page. A row without one of them (the op of a broadcast)
 # fits every choice.

@@ -15,8 +15,9 @@ from unisono.records.vocabulary import DTYPES, family, shape_text, size_of, titl
 from . import analysis, tables, theme
 from .analysis import group_by
 from .blocks import Cell, Column, Table, left, right, table
-from .model import Key, Model, Row
+from .model import Model
 from .pairing import Pair, against_peers, pairs
+from .row import Key, Row
 
 _ENGINES = {
     "copy_engine": "copy engine",

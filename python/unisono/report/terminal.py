@@ -16,7 +16,8 @@ from unisono.records.vocabulary import scaling_text
 
 from . import analysis, matmuls, payload, sections, studies, tables
 from . import blocks as b
-from .model import Key, Model, Row
+from .model import Model
+from .row import Key, Row
 
 MOST_ROWS = 60
 NUMBERS = ("time µs", "95 %", "algbw GB/s", "busbw GB/s")

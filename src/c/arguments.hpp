@@ -1,0 +1,71 @@
+// What the functions of the C interface take and return: handles, pointers, structs, numbers and a status.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "unisono/communicator.hpp"
+#include "unisono/unisono.h"
+
+struct unisono_comm {
+  unisono::Communicator communicator;
+};
+
+namespace unisono::c {
+
+// Makes the exception that is being handled this thread's last error. Returns its status.
+int failed() noexcept;
+
+// Returns the status of `body`. No exception leaves it.
+template <class Body>
+int guarded(const Body& body) noexcept {
+  try {
+    body();
+    return UNISONO_OK;
+  } catch (...) { return failed(); }
+}
+
+template <class T>
+T& given(T* pointer, const char* name) {
+  if (pointer) return *pointer;
+  throw UsageError(std::string(name) + " is null: give its address.");
+}
+
+// Returns a struct of the caller's: fields that its header lacks are 0. type: its name. least: the bytes of
+// its first version.
+template <class T>
+T read(const T* from, const char* name, const char* type, std::size_t least = sizeof(T)) {
+  constexpr std::size_t kMost = 4096;  // bytes; more is no struct of a later version
+  const std::size_t size = given(from, name).size;
+  if (size < least || size > kMost)
+    throw UsageError(std::string(name) + "->size is " + std::to_string(size) + ": set it to sizeof(" + type +
+                     ").");
+  const char* const bytes = reinterpret_cast<const char*>(from);
+  if (std::any_of(bytes + std::min(size, sizeof(T)), bytes + size, [](char byte) { return byte != 0; }))
+    throw UsageError(std::string(name) + " has fields that this library does not know: load the version of " +
+                     "Unisono that the program was compiled for, or leave them 0.");
+  T known{};
+  std::memcpy(&known, from, std::min(size, sizeof(T)));
+  return known;
+}
+
+template <class E>
+E number(std::int32_t value, int values, const char* name, const char* type) {
+  if (value >= 0 && value < values) return static_cast<E>(value);
+  throw UsageError(std::string(name) + "=" + std::to_string(value) + " is no " + type +
+                   ": give one from 0 to " + std::to_string(values - 1) + ".");
+}
+
+inline Memory memory_of(std::int32_t value, const char* name = "memory") {
+  return number<Memory>(value, UNISONO_DEVICE + 1, name, "unisono_memory");
+}
+
+inline void check_reserved(std::int32_t value, const char* name) {
+  if (value != 0)
+    throw UsageError(std::string(name) + "=" + std::to_string(value) + " means nothing yet: set it to 0.");
+}
+
+}  // namespace unisono::c
