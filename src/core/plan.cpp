@@ -143,7 +143,7 @@ Borders borders_of(const Plan::Host& host, bool reached) {
     return {.one_shot = 2 * step / n, .push = step, .push_of_pair = step / 2};
   }
   const std::size_t through = 512 * kKiB;
-  // reduce and reduce_scatter gain nothing: the kernel copies far operands, and only then are they summed
+  // above these borders ranks learn which way is the faster one (host/call_ways.hpp)
   if (n == 2 && host.kernel_fast)
     return {.one_shot = 64 * kKiB,
             .push = 32 * kKiB,
@@ -174,8 +174,7 @@ Borders borders_of(const Plan::Host& host, bool reached) {
 // told, a meeting at the end) costs more than its copies. Where ranks take turns on a core that is dear, and
 // so is the kernel's help; where chunks stay in the cache, two copies through them cost less than the
 // kernel's one, and so do the sums of two ranks where they go around it. On some machines (kernel_fast) the
-// kernel's one costs less: measured with 2 ranks, on memory as it was and on memory written anew for each
-// call.
+// kernel's one costs less, unless the input was written since the last call: measured with 2 ranks.
 Plan Plan::of_host(const Host& host) {
   using enum Algorithm;
   Plan plan(Level::host);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -25,16 +24,16 @@ class CallWay {
     ++calls_;
     return (of_chunks_ > 0 && of_chunks_ < of_kernel_) != tries;
   }
-  // Learns from a call whose ranks had met by then, and which has ended.
-  void took(bool by_chunks, Clock::time_point met) {
+  // Learns from a call that has ended: its time since its ranks met.
+  void took(bool by_chunks, Clock::duration time) {
     alike_ = by_chunks == last_by_chunks_ ? alike_ + 1 : 1;
     last_by_chunks_ = by_chunks;
     if (alike_ < kUnlike) return;
-    const double time = std::chrono::duration<double>(Clock::now() - met).count();
+    const auto now = static_cast<double>(time.count());
     double& usual = by_chunks ? of_chunks_ : of_kernel_;
     const double weight = alike_ == kUnlike ? 0.5 : 0.25;
     // a thread that loses its core takes many times as long
-    usual = usual == 0 ? time : usual + weight * (std::min(time, 2 * usual) - usual);
+    usual = usual == 0 ? now : usual + weight * (std::min(now, 2 * usual) - usual);
   }
 
  private:

@@ -30,7 +30,8 @@ void LocalCommunicator::run_on_host(Request& request) {
   group_.lane().mark(request.mark());
   const HostThread::OwnWays own(group_.lane(), by_parts && !env().stream_chunks);
   unisono::run(group_.lane(), request.collective, request.algorithm, args);
-  if (learns) ways_.of(request.collective, request.bytes()).took(!is_direct(request.algorithm), met);
+  if (learns)
+    ways_.of(request.collective, request.bytes()).took(!is_direct(request.algorithm), Clock::now() - met);
 }
 
 void LocalCommunicator::run_quantised(const Request& request) {

@@ -85,7 +85,7 @@ void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
 void copy_abreast(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
   constexpr std::size_t kParts = 4, kLine = 64, kAhead = 8 * kLine, kSkew = 17 * kLine;
   const std::size_t part = bytes / kParts / kLine * kLine;
-  if (n_dsts > 1 || dsts[0].stream || part <= kParts * kSkew) return copy(dsts, n_dsts, src, bytes);
+  if (n_dsts != 1 || dsts[0].stream || part <= kParts * kSkew) return copy(dsts, n_dsts, src, bytes);
   byte* const dst = dsts[0].at;
   std::size_t begin[kParts];
   for (std::size_t p = 0; p < kParts; ++p) begin[p] = p * (part + kSkew);

@@ -90,7 +90,7 @@ void send_recv_direct(HostThread& lane, int dst, const Offered& mine, std::size_
     lane.wait(dst, Slot::meet);
   }
   if (given.left > 0) lane.wait(src, Slot::meet);
-  if (way && (sent == 0 || got.by_chunks == given.by_chunks)) way->took(given.by_chunks, met);
+  if (way && (sent == 0 || got.by_chunks == given.by_chunks)) way->took(given.by_chunks, Clock::now() - met);
 }
 
 }  // namespace unisono

@@ -143,8 +143,15 @@ TEST_P(Scalings, RoundEachProductOnce) {
 
 std::uintptr_t address(const byte* at) { return reinterpret_cast<std::uintptr_t>(at); }
 
+// Calls body(copy, instruction set) for each way to copy of each instruction set.
+template <class Body>
+void for_copies(const Body& body) {
+  for (const Kernels* kernels : all_kernels())
+    for (const Copy copy : {kernels->copy, kernels->copy_abreast}) body(copy, kernels->instruction_set);
+}
+
 TEST(Copies, GoToEveryDestinationAtAnyOffset) {
-  for (const Kernels* kernels : all_kernels()) {
+  for_copies([](Copy copy, const char* set) {
     for (const std::size_t bytes : {0, 1, 15, 64, 129, 4095, 16384, 40001}) {
       for (std::size_t offset = 0; offset < 64; offset += 13) {
         const Bytes source = test::random_bytes(bytes + kGuard, bytes);
@@ -152,43 +159,44 @@ TEST(Copies, GoToEveryDestinationAtAnyOffset) {
           std::vector<Bytes> outs(3, Bytes(bytes + 2 * kGuard, std::byte{0x5a}));
           Dst dsts[3];
           for (std::size_t d = 0; d < 3; ++d) dsts[d] = {outs[d].data() + offset + d + 1, stream && d != 0};
-          kernels->copy(dsts, 3, source.data() + offset, bytes);
+          copy(dsts, 3, source.data() + offset, bytes);
           for (const Dst& dst : dsts) {
             const bool same = std::memcmp(dst.at, source.data() + offset, bytes) == 0;
-            EXPECT_TRUE(same) << kernels->instruction_set << ' ' << bytes;
+            EXPECT_TRUE(same) << set << ' ' << bytes;
             EXPECT_EQ(dst.at[-1], std::byte{0x5a});
             EXPECT_EQ(dst.at[bytes], std::byte{0x5a});
           }
         }
       }
     }
-  }
+  });
 }
 
 // Among them are the places where string moves crawl, which go another way.
 TEST(Copies, GoToEveryPlaceInAPage) {
-  constexpr std::size_t kPage = 4096, kMost = 20000;
+  constexpr std::size_t kPage = 4096, kMost = 65600;
   const Bytes source = test::random_bytes(kMost + kPage, 3);
   const Bytes before = test::random_bytes(kMost + 3 * kPage, 4);
-  for (const Kernels* kernels : all_kernels())
-    for (const std::size_t ahead : {0, 1, 8, 16, 31, 32, 4080, 4095})
-      for (const std::size_t bytes : {1024, 1025, 4096, 4097, 20000}) {
+  for_copies([&](Copy copy, const char* set) {
+    for (const std::size_t ahead : {0, 1, 8, 16, 31, 32, 1088, 4080, 4095})
+      for (const std::size_t bytes : {1024, 1025, 4096, 4097, 17663, 17664, 20000, 32768, 65536, 65599}) {
         Bytes target = before;
         const byte* const from = source.data() + 5;
         const std::size_t now = (address(target.data()) - address(from)) % kPage;
         byte* const to = target.data() + (ahead + kPage - now) % kPage;
         ASSERT_EQ(string_moves_crawl(to, address(from)), ahead > 0 && ahead < 32);
         const Dst dst{to};
-        kernels->copy(&dst, 1, from, bytes);
+        copy(&dst, 1, from, bytes);
         Bytes expected = before;
         std::copy_n(from, bytes, expected.begin() + (to - target.data()));
-        EXPECT_EQ(target, expected) << kernels->instruction_set << ", " << ahead << ", " << bytes;
+        EXPECT_EQ(target, expected) << set << ", " << ahead << ", " << bytes;
       }
+  });
 }
 
 TEST(Copies, ToNoDestinationDoNothing) {
   const Bytes source(100);
-  for (const Kernels* kernels : all_kernels()) kernels->copy(nullptr, 0, source.data(), source.size());
+  for_copies([&](Copy copy, const char*) { copy(nullptr, 0, source.data(), source.size()); });
 }
 
 TEST(Choice, IsAnInstructionSetOfThisMachine) {

@@ -1,0 +1,79 @@
+// Which way large calls go, as ranks learn it (host/call_ways.hpp): times are made up, nothing is copied.
+#include <gtest/gtest.h>
+
+#include "host/call_ways.hpp"
+
+namespace unisono {
+namespace {
+
+using host::CallWay;
+using host::CallWays;
+using std::chrono::microseconds;
+
+// What a call takes by chunks, and by the kernel: after one that went through chunks, and after another by
+// the kernel, whose input is then still in this rank's cache.
+struct Costs {
+  int chunks, kernel, kernel_again;
+};
+constexpr Costs kWritten{18, 25, 25}, kKept{17, 25, 12};
+
+// Makes calls. Returns how many went through chunks.
+int call(CallWay& way, bool& last, const Costs& costs, int calls) {
+  int chunks = 0;
+  for (int i = 0; i < calls; ++i) {
+    const bool by_chunks = way.next();
+    way.took(by_chunks, microseconds(by_chunks ? costs.chunks : last ? costs.kernel : costs.kernel_again));
+    last = by_chunks;
+    chunks += by_chunks;
+  }
+  return chunks;
+}
+
+TEST(CallWay, FindsTheFasterWayWithinSomeCalls) {
+  CallWay written, kept;
+  bool last = false;
+  call(written, last, kWritten, 64);
+  EXPECT_GE(call(written, last, kWritten, 1280), 1280 - 33);
+  call(kept, last, kKept, 64);
+  EXPECT_LE(call(kept, last, kKept, 1280), 33);
+}
+
+TEST(CallWay, ChangesWithTheCaller) {
+  CallWay way;
+  bool last = false;
+  call(way, last, kKept, 1000);
+  call(way, last, kWritten, 256);
+  EXPECT_GE(call(way, last, kWritten, 256), 256 - 6);
+  call(way, last, kKept, 512);
+  EXPECT_LE(call(way, last, kKept, 256), 6);
+}
+
+TEST(CallWay, OneCallThatLostItsCoreChangesNothing) {
+  CallWay way;
+  bool last = false;
+  call(way, last, kKept, 1000);
+  call(way, last, {5000, 5000, 5000}, 1);
+  EXPECT_LE(call(way, last, kKept, 128), 3);
+}
+
+TEST(CallWay, RanksThatBothTryDoSoInTheSameCalls) {
+  CallWay one, other;
+  bool last = false, others_last = false;
+  call(one, last, kWritten, 1000);
+  call(other, others_last, {30, 35, 35}, 1000);
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(one.next(), other.next());
+}
+
+TEST(CallWays, KeepCollectivesAndSizesApart) {
+  CallWays ways;
+  bool last = false;
+  call(ways.of(Collective::all_gather, 100'000), last, kWritten, 1000);
+  last = false;
+  call(ways.of(Collective::all_gather, 1'000'000), last, kKept, 1000);
+  EXPECT_TRUE(ways.of(Collective::all_gather, 70'000).next());
+  EXPECT_FALSE(ways.of(Collective::all_gather, 1'000'000).next());
+  EXPECT_NE(&ways.of(Collective::all_gather, 1000), &ways.of(Collective::broadcast, 1000));
+}
+
+}  // namespace
+}  // namespace unisono
