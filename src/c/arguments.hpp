@@ -43,6 +43,7 @@ T read(const T* from, const char* name, const char* type, std::size_t least = si
   if (size < least || size > kMost)
     throw UsageError(std::string(name) + "->size is " + std::to_string(size) + ": set it to sizeof(" + type +
                      ").");
+  if (size == sizeof(T)) return *from;
   const char* const bytes = reinterpret_cast<const char*>(from);
   if (std::any_of(bytes + std::min(size, sizeof(T)), bytes + size, [](char byte) { return byte != 0; }))
     throw UsageError(std::string(name) + " has fields that this library does not know: load the version of " +

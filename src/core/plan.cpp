@@ -145,10 +145,10 @@ Borders borders_of(const Plan::Host& host, bool reached) {
   const std::size_t through = 512 * kKiB;
   // above these borders ranks learn which way is the faster one (host/call_ways.hpp)
   if (n == 2 && host.kernel_fast)
-    return {.one_shot = 64 * kKiB,
-            .push = 32 * kKiB,
+    return {.one_shot = through / 4,
+            .push = 64 * kKiB,
             .push_of_all = 64 * kKiB,
-            .push_of_pair = 16 * kKiB,
+            .push_of_pair = 32 * kKiB,
             .push_of_broadcast = 16 * kKiB,
             .push_of_parts = 32 * kKiB};
   if (!host.cached)
@@ -179,7 +179,7 @@ Plan Plan::of_host(const Host& host) {
   using enum Algorithm;
   Plan plan(Level::host);
   const auto n = static_cast<std::size_t>(host.ranks);
-  const std::size_t packets = host.ranks_a_core > 1 ? kKiB : kKiB / 4;  // of a message
+  const std::size_t packets = host.ranks_a_core > 1 ? kKiB : kKiB / 8;  // of a message
   for (const bool symmetric : {false, true}) {
     const Borders up_to = borders_of(host, symmetric || host.one_process);
     plan.add({Collective::all_reduce, symmetric, packets, one_shot_packets});

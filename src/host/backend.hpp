@@ -102,6 +102,11 @@ class LocalCommunicator : public Communicator::Impl {
            is_direct(host_plan().choose(request.collective, request.bytes(), false));
   }
   Algorithm plain(const Request& request) const;
+  // Returns the program for a call that cannot be direct. Two ranks carry as much in one step as in two.
+  Algorithm staged(Collective collective) const {
+    return collective == Collective::all_reduce && size() == 2 ? Algorithm::one_shot
+                                                               : Plan::staged(collective);
+  }
   bool meet_places(Request& request);
   Place place(const byte* at, std::size_t bytes) const;
   // Returns whether the kernel's copies between ranks are fast. They are then one of two ways to learn.

@@ -145,7 +145,7 @@ bool LocalCommunicator::asks_for_places(const Request& request) const {
 Algorithm LocalCommunicator::plain(const Request& request) const {
   if (request.algorithm != Algorithm::automatic) return request.algorithm;
   const Algorithm chosen = host_plan().choose(request.collective, request.bytes(), false);
-  return is_direct(chosen) ? Plan::staged(request.collective) : chosen;  // direct needs places
+  return is_direct(chosen) ? staged(request.collective) : chosen;  // direct needs places
 }
 
 Place LocalCommunicator::place(const byte* at, std::size_t bytes) const {
@@ -196,14 +196,14 @@ bool LocalCommunicator::meet_places(Request& request) {
   if (automatic) {
     algorithm = host_plan().choose(request.collective, bytes, symmetric);
     either = is_direct(algorithm) && within_reach && !symmetric && !by_parts;
-    if (is_direct(algorithm) && !symmetric && by_chunks) algorithm = Plan::staged(request.collective);
+    if (is_direct(algorithm) && !symmetric && by_chunks) algorithm = staged(request.collective);
     if (check_) {
       Ticket mine = tickets[static_cast<std::size_t>(rank())];
       mine.algorithm = algorithm;
       compare(*this, group_.exchange(mine));
     }
   }
-  if (is_direct(algorithm) && !within_reach && automatic) algorithm = Plan::staged(request.collective);
+  if (is_direct(algorithm) && !within_reach && automatic) algorithm = staged(request.collective);
   if (!is_direct(algorithm)) return either;
   if (!within_reach)
     throw UsageError(std::string(name_of(algorithm)) +

@@ -58,7 +58,8 @@ class HostThread {
 
   // Sets the reduction of moves with several sources, for the next program.
   void prepare(DType dtype, Op op) {
-    reduce_ = kernels_.reduce[static_cast<int>(dtype)][static_cast<int>(op)];
+    reduce_ =
+        (abreast_ ? kernels_.reduce_abreast : kernels_.reduce)[static_cast<int>(dtype)][static_cast<int>(op)];
   }
 
   // Sets what requantise does and element_bytes returns, for the next program.
@@ -99,7 +100,7 @@ class HostThread {
     around_ = around;
     for (host::ChunkWay& way : ways_) way = host::ChunkWay(around);
   }
-  // Sets whether this rank copies large pieces abreast.
+  // Sets whether this rank copies and sums large pieces abreast.
   void copy_abreast(bool abreast) { abreast_ = abreast; }
   static constexpr std::size_t kAbreastFrom = std::size_t{32} << 10;  // bytes of a piece
   // While it lasts, this rank alone chooses the way of its pieces, and begins with that one. For programs

@@ -79,28 +79,35 @@ void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
   drain(dsts, n_dsts);
 }
 
-// Copies four parts of a piece side by side, with the lines of the destination asked for ahead: more lines
-// are under way between two cores than by a string move. Each part begins elsewhere in its pages, and goes
-// around its end: a load waits for a store that is under way to the same place of another page.
-void copy_abreast(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
-  constexpr std::size_t kParts = 4, kLine = 64, kAhead = 8 * kLine, kSkew = 17 * kLine;
-  const std::size_t part = bytes / kParts / kLine * kLine;
-  if (n_dsts != 1 || dsts[0].stream || part <= kParts * kSkew) return copy(dsts, n_dsts, src, bytes);
-  byte* const dst = dsts[0].at;
+// The parts of a piece that go abreast, and what they are made of.
+constexpr std::size_t kParts = 4, kLine = 64;
+
+// Calls body(at) for each line of four parts of `part` bytes, in turn: more lines are under way between two
+// cores than if they came one after the other. Each part begins elsewhere in its pages, and goes around its
+// end, since a load waits for a store that is under way to the same place of another page. Requires: part is
+// whole lines, at least kLeastPart.
+constexpr std::size_t kSkew = 17 * kLine, kLeastPart = kParts * kSkew;
+template <class Body>
+inline void abreast(std::size_t part, const Body& body) {
   std::size_t begin[kParts];
   for (std::size_t p = 0; p < kParts; ++p) begin[p] = p * (part + kSkew);
   std::size_t done = 0;
-  for (std::size_t last = kParts; last-- > 0; begin[last] -= part) {  // until part `last` reaches its end
-    byte* const to[kParts] = {dst + begin[0], dst + begin[1], dst + begin[2], dst + begin[3]};
-    const byte* const from[kParts] = {src + begin[0], src + begin[1], src + begin[2], src + begin[3]};
+  for (std::size_t last = kParts; last-- > 0; begin[last] -= part)  // until part `last` reaches its end
     for (; done < part - last * kSkew; done += kLine)
 #pragma GCC unroll 4
-      for (std::size_t p = 0; p < kParts; ++p) {
-        own(to[p] + done + kAhead);
-        for (std::size_t v = 0; v < kLine / kVector; ++v)
-          store(to[p] + done, v, load<Bytes>(from[p] + done, v));
-      }
-  }
+      for (std::size_t p = 0; p < kParts; ++p) body(begin[p] + done);
+}
+
+// Copies abreast. Asks for the lines of the destination ahead.
+void copy_abreast(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
+  constexpr std::size_t kAhead = 8 * kLine;
+  const std::size_t part = bytes / kParts / kLine * kLine;
+  if (n_dsts != 1 || dsts[0].stream || part < kLeastPart) return copy(dsts, n_dsts, src, bytes);
+  byte* const dst = dsts[0].at;
+  abreast(part, [&](std::size_t at) {
+    own(dst + at + kAhead);
+    for (std::size_t v = 0; v < kLine / kVector; ++v) store(dst + at, v, load<Bytes>(src + at, v));
+  });
   std::memcpy(dst + kParts * part, src + kParts * part, bytes - kParts * part);
 }
 
@@ -135,10 +142,18 @@ void reduce_block(byte* to, const byte* const* srcs, int n_srcs, std::size_t at,
 }
 
 // Reduces to one destination, straight from the registers. Returns the bytes done, which may be fewer.
-template <class T, Op op>
+template <class T, Op op, bool kAbreast>
 std::size_t reduce_straight(const Dst& dst, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   if constexpr (!Lanes<T>::kAny) return 0;
   else {
+    if constexpr (kAbreast)
+      if (const std::size_t part = bytes / kParts / kLine * kLine;
+          !dst.stream && n_srcs == 2 && part >= kLeastPart) {
+        byte* const to = dst.at;
+        const byte *const first = srcs[0], *const second = srcs[1];
+        abreast(part, [&](std::size_t at) { reduce_line<T, op>(to + at, first + at, second + at); });
+        return kParts * part;
+      }
     const std::size_t head = dst.stream ? head_of(dst.at, bytes) : 0, count = (bytes - head) / sizeof(T);
     if (head % sizeof(T) != 0) return 0;
     if (head > 0) reduce_block<T, op>(dst.at, srcs, n_srcs, 0, head / sizeof(T));
@@ -149,11 +164,11 @@ std::size_t reduce_straight(const Dst& dst, const byte* const* srcs, int n_srcs,
 }
 
 // Reduces to every destination. The first may be a source: each element is read before it is written.
-template <class T, Op op>
+template <class T, Op op, bool kAbreast = false>
 void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   alignas(64) byte result[kBlock];
-  for (std::size_t at = n_dsts == 1 ? reduce_straight<T, op>(dsts[0], srcs, n_srcs, bytes) : 0; at < bytes;
-       at += kBlock) {
+  for (std::size_t at = n_dsts == 1 ? reduce_straight<T, op, kAbreast>(dsts[0], srcs, n_srcs, bytes) : 0;
+       at < bytes; at += kBlock) {
     const std::size_t length = std::min(kBlock, bytes - at), count = length / sizeof(T);
     byte* first = dsts[0].stream || n_dsts > 1 ? result : dsts[0].at + at;
     std::size_t done = 0;
@@ -262,6 +277,7 @@ void resume(byte* out, const byte* prior, const byte* const* srcs, int n_srcs, s
 
 #define UNISONO_WIRES(T) {nullptr, requantise<T, wire::Fp8>, requantise<T, wire::Int8>}
 #define UNISONO_REDUCE(T, op) reduce<T, op>
+#define UNISONO_REDUCE_ABREAST(T, op) reduce<T, op, Lanes<T>::kAny>
 #define UNISONO_RESUME(T, op) resume<T, op>
 #define UNISONO_WIDE(T) sizeof(Wide<T>::type)
 #define UNISONO_STRING_(x) #x
@@ -273,6 +289,7 @@ const Kernels kernels = {UNISONO_STRING(UNISONO_ISA),
                          copy,
                          copy_abreast,
                          UNISONO_TABLE(UNISONO_REDUCE),
+                         UNISONO_TABLE(UNISONO_REDUCE_ABREAST),
                          UNISONO_TABLE(UNISONO_RESUME),
                          {UNISONO_WIDE(float), UNISONO_WIDE(double), UNISONO_WIDE(F16), UNISONO_WIDE(BF16),
                           UNISONO_WIDE(std::int8_t), UNISONO_WIDE(std::uint8_t), UNISONO_WIDE(std::int32_t),

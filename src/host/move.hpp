@@ -53,6 +53,7 @@ struct Kernels {
   Copy copy;
   Copy copy_abreast;  // in parts side by side, which pays on some machines if lines come from another core
   Reduce reduce[kDTypes][kOps];
+  Reduce reduce_abreast[kDTypes][kOps];  // so are the sums of two sources
   Resume resume[kDTypes][kOps];
   std::size_t wide_bytes[kDTypes];         // of the wide element of a dtype
   Requantise requantise[kDTypes][kWires];  // null where there is none

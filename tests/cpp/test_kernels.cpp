@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -28,8 +29,10 @@ class Reductions : public testing::TestWithParam<std::pair<DType, Op>> {
   const Op op = GetParam().second;
   const std::size_t size = size_of(dtype);
 
-  Reduce reduce(const Kernels& kernels) const {
-    return kernels.reduce[static_cast<int>(dtype)][static_cast<int>(op)];
+  // The kernel for pieces, and that for large ones from another core.
+  std::array<Reduce, 2> reduces(const Kernels& kernels) const {
+    return {kernels.reduce[static_cast<int>(dtype)][static_cast<int>(op)],
+            kernels.reduce_abreast[static_cast<int>(dtype)][static_cast<int>(op)]};
   }
   void expect_same(const std::byte* got, const Bytes& expected, const std::string& what) const {
     const std::size_t count = expected.size() / size;
@@ -46,7 +49,7 @@ constexpr std::size_t kGuard = 64;
 // beside them changes.
 TEST_P(Reductions, GiveTheReferencesBitsEverywhere) {
   for (const std::size_t count :
-       {std::size_t{1}, std::size_t{3}, std::size_t{67}, 4096 / size + 5, 3 * 4096 / size - 1}) {
+       {std::size_t{1}, std::size_t{3}, std::size_t{67}, 4096 / size + 5, 5 * 4096 / size - 1}) {
     for (const int n : {2, 3, 4, 5, 8}) {
       const std::size_t bytes = count * size;
       std::vector<Bytes> storage;
@@ -60,18 +63,20 @@ TEST_P(Reductions, GiveTheReferencesBitsEverywhere) {
         for (const bool stream : {false, true}) {
           for (const auto& [n_dsts, off] :
                {std::pair(1, 0), std::pair(1, 8), std::pair(1, 1), std::pair(3, 0)}) {
-            std::vector<Bytes> outs(3, Bytes(bytes + 2 * kGuard, std::byte{0x5a}));
-            Dst dsts[3];
-            for (int d = 0; d < n_dsts; ++d) {
-              // the second destination is like a peer's ring: not streamed
-              dsts[d] = {outs[static_cast<std::size_t>(d)].data() + kGuard - 3 * d - off, stream && d != 1};
-            }
-            reduce (*kernels)(dsts, n_dsts, srcs.data(), n, bytes);
-            const std::string what = std::string(kernels->instruction_set) + (stream ? ", streaming" : "");
-            for (int d = 0; d < n_dsts; ++d) {
-              expect_same(dsts[d].at, expected, what);
-              EXPECT_EQ(dsts[d].at[-1], std::byte{0x5a});
-              EXPECT_EQ(dsts[d].at[bytes], std::byte{0x5a});
+            for (const Reduce reduce : reduces(*kernels)) {
+              std::vector<Bytes> outs(3, Bytes(bytes + 2 * kGuard, std::byte{0x5a}));
+              Dst dsts[3];
+              for (int d = 0; d < n_dsts; ++d) {
+                // the second destination is like a peer's ring: not streamed
+                dsts[d] = {outs[static_cast<std::size_t>(d)].data() + kGuard - 3 * d - off, stream && d != 1};
+              }
+              reduce(dsts, n_dsts, srcs.data(), n, bytes);
+              const std::string what = std::string(kernels->instruction_set) + (stream ? ", streaming" : "");
+              for (int d = 0; d < n_dsts; ++d) {
+                expect_same(dsts[d].at, expected, what);
+                EXPECT_EQ(dsts[d].at[-1], std::byte{0x5a});
+                EXPECT_EQ(dsts[d].at[bytes], std::byte{0x5a});
+              }
             }
           }
         }
@@ -81,22 +86,23 @@ TEST_P(Reductions, GiveTheReferencesBitsEverywhere) {
 }
 
 TEST_P(Reductions, WorkInPlaceOfAnySource) {
-  const std::size_t count = 4096 / size + 7, bytes = count * size;
+  const std::size_t count = 5 * 4096 / size + 7, bytes = count * size;
   for (const int n : {2, 4}) {
     for (int own = 0; own < n; ++own) {
       for (const Kernels* kernels : all_kernels()) {
-        for (const bool stream : {false, true}) {
-          std::vector<Bytes> inputs;
-          std::vector<const std::byte*> srcs;
-          for (int s = 0; s < n; ++s)
-            inputs.push_back(test::random_bytes(bytes, static_cast<std::size_t>(s)));
-          for (const Bytes& input : inputs) srcs.push_back(input.data());
-          const Bytes expected = test::reduced(dtype, op, srcs, count);
-          const Dst to{inputs[static_cast<std::size_t>(own)].data(), stream};
-          reduce (*kernels)(&to, 1, srcs.data(), n, bytes);
-          expect_same(to.at, expected,
-                      std::string(kernels->instruction_set) + " in place of " + std::to_string(own));
-        }
+        for (const bool stream : {false, true})
+          for (const Reduce reduce : reduces(*kernels)) {
+            std::vector<Bytes> inputs;
+            std::vector<const std::byte*> srcs;
+            for (int s = 0; s < n; ++s)
+              inputs.push_back(test::random_bytes(bytes, static_cast<std::size_t>(s)));
+            for (const Bytes& input : inputs) srcs.push_back(input.data());
+            const Bytes expected = test::reduced(dtype, op, srcs, count);
+            const Dst to{inputs[static_cast<std::size_t>(own)].data(), stream};
+            reduce(&to, 1, srcs.data(), n, bytes);
+            expect_same(to.at, expected,
+                        std::string(kernels->instruction_set) + " in place of " + std::to_string(own));
+          }
       }
     }
   }
