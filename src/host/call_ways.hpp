@@ -17,23 +17,25 @@ namespace unisono::host {
 // rather do.
 class CallWay {
  public:
-  // Returns whether the next call had better go through chunks. Now and then some calls go the other way.
+  // Returns whether the next call had better go through chunks. Now and then all ranks try the way that the
+  // last calls have not gone.
   bool next() {
     constexpr std::uint32_t kTries = 128, kEarly = 64, kEarlyTries = 16;  // calls from try to try; at first
-    const bool tries = calls_ % (calls_ < kEarly ? kEarlyTries : kTries) < kUnlike;
+    tries_ = calls_ % (calls_ < kEarly ? kEarlyTries : kTries) < kUnlike;
     ++calls_;
-    return (of_chunks_ > 0 && of_chunks_ < of_kernel_) != tries;
+    return tries_ ? !usual_by_chunks_ : of_chunks_ > 0 && of_chunks_ < of_kernel_;
   }
   // Learns from a call that has ended: its time since its ranks met.
   void took(bool by_chunks, Clock::duration time) {
     alike_ = by_chunks == last_by_chunks_ ? alike_ + 1 : 1;
     last_by_chunks_ = by_chunks;
+    if (!tries_) usual_by_chunks_ = by_chunks;
     if (alike_ < kUnlike) return;
     const auto now = static_cast<double>(time.count());
     double& usual = by_chunks ? of_chunks_ : of_kernel_;
-    const double weight = alike_ == kUnlike ? 0.5 : 0.25;
-    // a thread that loses its core takes many times as long
-    usual = usual == 0 ? now : usual + weight * (std::min(now, 2 * usual) - usual);
+    // what delays a rank adds to a time, and nothing takes from it; a thread that loses its core takes many
+    // times as long
+    usual = usual == 0 || now < usual ? now : usual + (std::min(now, 2 * usual) - usual) / 16;
   }
 
  private:
@@ -41,7 +43,7 @@ class CallWay {
   static constexpr std::uint32_t kUnlike = 3;
 
   std::uint32_t calls_ = 0, alike_ = 0;
-  bool last_by_chunks_ = false;
+  bool tries_ = false, last_by_chunks_ = false, usual_by_chunks_ = false;  // the same on every rank
   double of_chunks_ = 0, of_kernel_ = 0;
 };
 

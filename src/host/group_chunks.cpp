@@ -23,8 +23,6 @@ constexpr std::size_t kFarBytes = 64 << 10;       // of a copy by the kernel whe
 // The kernel's copies are fast if chunks take so many times as long. An Intel Xeon has 2.2 to 3.4 (measured),
 // AMD EPYCs have 0.1 to 0.6 (reckoned; docs/notes/host.md).
 constexpr double kKernelPays = 1.5;
-// Copies abreast must be so many times as fast, since times vary.
-constexpr double kAbreastPays = 1.05;
 constexpr int kManyRounds = 20, kFewRounds = 7;
 // Chunks are timed again after so many bytes: a virtual machine's cores may have come nearer, or gone apart.
 // Large calls count more while chunks go through the cache. Between cores that have gone apart they take up
@@ -94,12 +92,13 @@ Group::PieceTimes Group::time_chunks(int rounds) {
 void Group::choose_copies() {
   if (lane_->chunk_bytes() < HostThread::kAbreastFrom) return;
   lane_->stream_chunks(false);
-  const auto time = [&](bool abreast) {
-    lane_->copy_abreast(abreast);
-    return time_pieces(lane_->chunk_bytes(), kFewRounds, 1);
-  };
-  const double plain = time(false), abreast = time(true);
-  abreast_ = kAbreastPays * abreast <= plain;
+  double plain = std::numeric_limits<double>::infinity(), abreast = plain;  // the least of two: times vary
+  for (int turn = 0; turn < 2; ++turn)
+    for (double* const least : {&plain, &abreast}) {
+      lane_->copy_abreast(least == &abreast);
+      *least = std::min(*least, time_pieces(lane_->chunk_bytes(), kFewRounds, 1));
+    }
+  abreast_ = abreast < plain;
   lane_->copy_abreast(abreast_);
 }
 
