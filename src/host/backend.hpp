@@ -109,8 +109,11 @@ class LocalCommunicator : public Communicator::Impl {
   }
   bool meet_places(Request& request);
   Place place(const byte* at, std::size_t bytes) const;
-  // Returns whether the kernel's copies between ranks are fast. They are then one of two ways to learn.
-  bool kernel_fast() const { return group_.kernel_copies() == KernelCopies::fast; }
+  // Returns whether ranks learn which way calls go: where the kernel's copies are fast, and they have a core
+  // each.
+  bool learns_ways() const {
+    return group_.kernel_copies() == KernelCopies::fast && group_.ranks_a_core() == 1;
+  }
   bool small_pages(const Place& place, std::size_t bytes) const;
   byte* reach(const Place& place, int rank, std::size_t bytes);
 

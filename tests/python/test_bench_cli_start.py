@@ -95,7 +95,8 @@ def mpiexec_of_a_bench() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     The stand-in prints SIGINT to standard output, whose end proves that the stand-in has ended."""
     mpiexec = (
         "import os, signal, subprocess, sys\n"
-        "signal.signal(signal.SIGINT, lambda *_: (print('SIGINT', flush=True), sys.exit(7)))\n"
+        # os.write, since the signal may come within a print
+        "signal.signal(signal.SIGINT, lambda *_: (os.write(1, b'SIGINT\\n'), sys.exit(7)))\n"
         "pipe = subprocess.PIPE\n"
         "rank = subprocess.Popen(['cat'], stdin=pipe, stdout=subprocess.DEVNULL, start_new_session=True)\n"
         "print(os.getpid(), rank.pid, 'WORLD_SIZE' in os.environ, flush=True)\n"
