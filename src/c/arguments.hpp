@@ -1,4 +1,4 @@
-// What the functions of the C interface take and return: handles, pointers, structs, numbers and a status.
+// Arguments and results of the C interface: handles, pointers, structs, numbers and a status.
 #pragma once
 
 #include <algorithm>

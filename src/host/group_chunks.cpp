@@ -76,28 +76,27 @@ std::size_t Group::measured_bytes() const { return std::min(lane_->chunk_bytes()
 // Before the way through the cache is timed, pieces go once around the ring by it, unless they have gone that
 // way so far: the ring must be in the caches that it will be in.
 Group::PieceTimes Group::time_chunks(int rounds) {
-  const auto lap = static_cast<int>(lane_->ring_bytes() / measured_bytes());
-  const bool laps = timing_ == Timing::due || !cached_;
+  int before = 0;
+  if (timing_ == Timing::due || !cached_)
+    before = patience_.crowded ? kFewRounds : static_cast<int>(lane_->ring_bytes() / measured_bytes());
   lane_->stream_chunks(false);
-  const double through = time_pieces(measured_bytes(), rounds,
-                                     !laps               ? 0
-                                     : patience_.crowded ? kFewRounds
-                                                         : lap);
+  const double through = time_pieces(measured_bytes(), rounds, before);
   lane_->stream_chunks(true);
   return {through, time_pieces(measured_bytes(), rounds, 0), 0};
 }
 
 // Chooses how this rank copies large pieces through the cache. Its peers need not know.
 void Group::choose_copies() {
-  if (lane_->chunk_bytes() < HostThread::kAbreastFrom) return;
+  if (lane_->chunk_bytes() < host::kAbreastFrom) return;
   lane_->stream_chunks(false);
-  double plain = std::numeric_limits<double>::infinity(), abreast = plain;  // the least of two: times vary
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  double least[] = {kNone, kNone};  // as they are, and abreast: of two medians, since times vary
   for (int turn = 0; turn < 2; ++turn)
-    for (double* const least : {&plain, &abreast}) {
-      lane_->copy_abreast(least == &abreast);
-      *least = std::min(*least, time_pieces(lane_->chunk_bytes(), kFewRounds, 1));
+    for (const bool abreast : {false, true}) {
+      lane_->copy_abreast(abreast);
+      least[abreast] = std::min(least[abreast], time_pieces(lane_->chunk_bytes(), kFewRounds, 1));
     }
-  abreast_ = abreast < plain;
+  abreast_ = least[true] < least[false];
   lane_->copy_abreast(abreast_);
 }
 

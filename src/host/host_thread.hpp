@@ -58,8 +58,8 @@ class HostThread {
 
   // Sets the reduction of moves with several sources, for the next program.
   void prepare(DType dtype, Op op) {
-    reduce_ =
-        (abreast_ ? kernels_.reduce_abreast : kernels_.reduce)[static_cast<int>(dtype)][static_cast<int>(op)];
+    const auto& reduce = copy_ == kernels_.copy ? kernels_.reduce : kernels_.reduce_abreast;
+    reduce_ = reduce[static_cast<int>(dtype)][static_cast<int>(op)];
   }
 
   // Sets what requantise does and element_bytes returns, for the next program.
@@ -101,8 +101,7 @@ class HostThread {
     for (host::ChunkWay& way : ways_) way = host::ChunkWay(around);
   }
   // Sets whether this rank copies and sums large pieces abreast.
-  void copy_abreast(bool abreast) { abreast_ = abreast; }
-  static constexpr std::size_t kAbreastFrom = std::size_t{32} << 10;  // bytes of a piece
+  void copy_abreast(bool abreast) { copy_ = abreast ? kernels_.copy_abreast : kernels_.copy; }
   // While it lasts, this rank alone chooses the way of its pieces, and begins with that one. For programs
   // that write a piece as soon as its chunk is reserved, and take it as soon as it has come.
   class OwnWays {
@@ -133,9 +132,7 @@ class HostThread {
     if (bytes == 0) return;
     if (far_operands_ && any_far(dsts, n_dsts, srcs, n_srcs))
       far_.move(kernels_, reduce_, dsts, n_dsts, srcs, n_srcs, bytes);
-    else if (n_srcs == 1)
-      (abreast_ && bytes >= kAbreastFrom ? kernels_.copy_abreast : kernels_.copy)(dsts, n_dsts, srcs[0],
-                                                                                  bytes);
+    else if (n_srcs == 1) copy_(dsts, n_dsts, srcs[0], bytes);
     else reduce_(dsts, n_dsts, srcs, n_srcs, bytes);
   }
 
@@ -323,7 +320,7 @@ class HostThread {
   std::vector<std::shared_ptr<Segment>> segments_;
   host::Far far_;
   bool far_operands_ = false;
-  bool around_ = true, own_ways_ = false, abreast_ = false;
+  bool around_ = true, own_ways_ = false;
   std::vector<host::ChunkWay> ways_;  // by peer
   Timed writing_, taking_;
   const host::Patience usual_patience_;
@@ -332,6 +329,7 @@ class HostThread {
   int yields_ = kMostYields;  // of a wait beside it that may follow a long one
   Watch watch_;
   const host::Kernels& kernels_;
+  host::Copy copy_ = kernels_.copy;
   host::Reduce reduce_ = nullptr;
   host::Requantise requantise_ = nullptr;
   bool average_ = false;

@@ -79,16 +79,16 @@ void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
   drain(dsts, n_dsts);
 }
 
-// The parts of a piece that go abreast, and what they are made of.
-constexpr std::size_t kParts = 4, kLine = 64;
+constexpr std::size_t kParts = 4;  // of a piece that goes abreast
 
 // Calls body(at) for each line of four parts of `part` bytes, in turn: more lines are under way between two
 // cores than if they came one after the other. Each part begins elsewhere in its pages, and goes around its
 // end, since a load waits for a store that is under way to the same place of another page. Requires: part is
-// whole lines, at least kLeastPart.
-constexpr std::size_t kSkew = 17 * kLine, kLeastPart = kParts * kSkew;
+// whole lines.
 template <class Body>
 inline void abreast(std::size_t part, const Body& body) {
+  constexpr std::size_t kSkew = 17 * kLine;
+  static_assert(kParts * kSkew <= kAbreastFrom / kParts);
   std::size_t begin[kParts];
   for (std::size_t p = 0; p < kParts; ++p) begin[p] = p * (part + kSkew);
   std::size_t done = 0;
@@ -102,7 +102,7 @@ inline void abreast(std::size_t part, const Body& body) {
 void copy_abreast(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
   constexpr std::size_t kAhead = 8 * kLine;
   const std::size_t part = bytes / kParts / kLine * kLine;
-  if (n_dsts != 1 || dsts[0].stream || part < kLeastPart) return copy(dsts, n_dsts, src, bytes);
+  if (n_dsts != 1 || dsts[0].stream || bytes < kAbreastFrom) return copy(dsts, n_dsts, src, bytes);
   byte* const dst = dsts[0].at;
   abreast(part, [&](std::size_t at) {
     own(dst + at + kAhead);
@@ -146,14 +146,13 @@ template <class T, Op op, bool kAbreast>
 std::size_t reduce_straight(const Dst& dst, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   if constexpr (!Lanes<T>::kAny) return 0;
   else {
-    if constexpr (kAbreast)
-      if (const std::size_t part = bytes / kParts / kLine * kLine;
-          !dst.stream && n_srcs == 2 && part >= kLeastPart) {
-        byte* const to = dst.at;
-        const byte *const first = srcs[0], *const second = srcs[1];
-        abreast(part, [&](std::size_t at) { reduce_line<T, op>(to + at, first + at, second + at); });
-        return kParts * part;
-      }
+    if (kAbreast && n_srcs == 2 && !dst.stream && bytes >= kAbreastFrom) {
+      const std::size_t part = bytes / kParts / kLine * kLine;
+      byte* const to = dst.at;
+      const byte *const first = srcs[0], *const second = srcs[1];
+      abreast(part, [&](std::size_t at) { reduce_line<T, op>(to + at, first + at, second + at); });
+      return kParts * part;
+    }
     const std::size_t head = dst.stream ? head_of(dst.at, bytes) : 0, count = (bytes - head) / sizeof(T);
     if (head % sizeof(T) != 0) return 0;
     if (head > 0) reduce_block<T, op>(dst.at, srcs, n_srcs, 0, head / sizeof(T));

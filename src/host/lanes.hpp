@@ -170,11 +170,13 @@ std::size_t reduce_n_lanes(byte* to, const byte* const* srcs, int n_srcs, std::s
   }
   return i;
 }
+constexpr std::size_t kLine = 64;  // bytes of a cache line
+
 // Reduces a cache line of two sources.
 template <class T, Op op>
 inline void reduce_line(byte* to, const byte* first, const byte* second) {
   using Stored = typename Lanes<T>::Stored;
-  for (std::size_t v = 0; v < 64 / sizeof(Stored); ++v) {
+  for (std::size_t v = 0; v < kLine / sizeof(Stored); ++v) {
     Floats sum =
         combine_lanes<op>(Lanes<T>::widen(load<Stored>(first, v)), Lanes<T>::widen(load<Stored>(second, v)));
     if constexpr (op == Op::avg) sum /= 2.0f;

@@ -48,10 +48,13 @@ using Resume = void (*)(byte* out, const byte* prior, const byte* const* srcs, i
 using Requantise = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, Plain plain,
                             bool average, std::size_t count);
 
+// The bytes from which the kernels that go abreast do so.
+inline constexpr std::size_t kAbreastFrom = std::size_t{32} << 10;
+
 struct Kernels {
   const char* instruction_set;
   Copy copy;
-  Copy copy_abreast;  // in parts side by side, which pays on some machines if lines come from another core
+  Copy copy_abreast;  // to one place, in parts side by side: pays on some machines if another core has lines
   Reduce reduce[kDTypes][kOps];
   Reduce reduce_abreast[kDTypes][kOps];  // so are the sums of two sources
   Resume resume[kDTypes][kOps];

@@ -1,4 +1,4 @@
-// What the ranks of all nodes agree on first: that their calls are the same, symmetric memory, registrations.
+// Agreements of the ranks of all nodes: that their calls are the same, on symmetric memory, on registrations.
 #include <vector>
 
 #include "base/traits.hpp"

@@ -10,7 +10,7 @@ using host::CallWay;
 using host::CallWays;
 using std::chrono::microseconds;
 
-// What a call takes by chunks, and by the kernel: after one that went through chunks, and after another by
+// Times of a call by chunks, and by the kernel: after one that went through chunks, and after another by
 // the kernel, whose input is then still in this rank's cache.
 struct Costs {
   int chunks, kernel, kernel_again;

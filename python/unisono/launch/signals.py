@@ -1,4 +1,4 @@
-"""What a launcher does with signals: passes them on to the processes that it has started."""
+"""Signals of a launcher, which go on to the processes that it has started."""
 
 from __future__ import annotations
 
