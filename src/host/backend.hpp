@@ -109,11 +109,6 @@ class LocalCommunicator : public Communicator::Impl {
   }
   bool meet_places(Request& request);
   Place place(const byte* at, std::size_t bytes) const;
-  // Returns whether ranks learn which way calls go: where the kernel's copies are fast, and they have a core
-  // each.
-  bool learns_ways() const {
-    return group_.kernel_copies() == KernelCopies::fast && group_.ranks_a_core() == 1;
-  }
   bool small_pages(const Place& place, std::size_t bytes) const;
   byte* reach(const Place& place, int rank, std::size_t bytes);
 

@@ -23,7 +23,7 @@ void LocalCommunicator::run_on_host(Request& request) {
   if (size() == 1) return host::copy(args.out, args.in, args.bytes);
   if (request.call->wire != Wire::exact) return run_quantised(request);
   group_.lane().prepare(request.call->dtype, request.call->op);
-  const bool learns = asks && meet_places(request) && learns_ways();
+  const bool learns = asks && meet_places(request) && group_.learns_ways();
   const auto met = learns ? Clock::now() : Clock::time_point{};
   const bool by_parts = request.collective == Collective::all_to_all_v;
   if (!by_parts) group_.will_move(request.bytes(), request.algorithm);
@@ -65,7 +65,7 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
     const Place in = place(args.in, sent);
     const Place out = place(args.out, received);
     host::CallWay* const way =
-        automatic && learns_ways() && received > 0 ? &ways_.of(Collective::send_recv, received) : nullptr;
+        automatic && group_.learns_ways() && received > 0 ? &ways_.of(Collective::send_recv, received) : nullptr;
     const Offered mine{in, received == 0, automatic && small_pages(in, sent), way != nullptr,
                        way && way->next()};
     group_.lane().reach_far(!group_.one_process());

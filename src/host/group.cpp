@@ -13,7 +13,7 @@
 #include "base/env.hpp"
 #include "base/text.hpp"
 #include "core/greetings.hpp"
-#include "host/mailbox.hpp"
+#include "host/mail_ring.hpp"
 
 namespace unisono {
 namespace {
@@ -107,9 +107,9 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
     throw UsageError("there are " + std::to_string(numbers_.size()) + " numbers for " +
                      std::to_string(size_) + " ranks: give each rank its number in the whole job.");
   mail_at_ = sizeof(Board);
-  HostThread::Layout layout(size_, chunk_bytes_for(size_), mail_at_ + Mailbox::head_bytes(size_));
+  HostThread::Layout layout(size_, chunk_bytes_for(size_), mail_at_ + MailRing::head_bytes(size_));
   mail_data_at_ = layout.bytes;
-  const std::size_t bytes = layout.bytes + Mailbox::data_bytes(size_), now = layout.packets;
+  const std::size_t bytes = layout.bytes + MailRing::rings_bytes(size_), now = layout.packets;
   auto own = Segment::create(bytes, now);
   Hello mine;
   mine.rank = rank_;

@@ -59,6 +59,11 @@ class Group {
   bool kernel_suits(const void* at, std::size_t bytes) const {
     return kernel_copies_ == KernelCopies::fast || pages_.huge(at, bytes);
   }
+  // Returns whether ranks learn which way large transfers go: where the kernel's copies are fast, and they have
+  // a core each.
+  bool learns_ways() const { return kernel_copies_ == KernelCopies::fast && ranks_a_core_ == 1; }
+  // Returns whether copies of what another core has take less time abreast (Kernels::copy_abreast).
+  static bool copies_abreast() { return abreast_; }
   byte* reach(int rank, std::uint64_t address) const {
     return processes_[static_cast<std::size_t>(rank)].own() ? reinterpret_cast<byte*>(address)
                                                             : host::far_address(rank, address);

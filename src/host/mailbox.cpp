@@ -12,31 +12,6 @@
 #include "host/move.hpp"
 
 namespace unisono {
-namespace {
-
-constexpr std::size_t kMostRing = std::size_t{256} << 10, kLeastRing = std::size_t{8} << 10;
-constexpr std::size_t kRings = std::size_t{1} << 20;      // bytes of a rank, unless its rings are the least
-constexpr std::size_t kMostPart = std::size_t{16} << 10;  // bytes of a record's data
-constexpr std::size_t kRecord = 64;                       // records begin at multiples
-constexpr std::size_t kRoom = std::size_t{64} << 10;      // of a ring, that is taken at once
-constexpr std::size_t kBell = 2 * sizeof(host::Line);     // what lies behind it has lines of its own
-
-std::size_t ring_bytes(int ranks) {
-  return std::clamp(kRings / static_cast<std::size_t>(ranks) / 4096 * 4096, kLeastRing, kMostRing);
-}
-
-// Returns the most bytes of a record's data: some records have room in any ring.
-std::size_t part_bytes(int ranks) { return std::min(ring_bytes(ranks) / 4, kMostPart); }
-
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
-  const Dst dst{to};
-  host::kernels().copy(&dst, 1, from, bytes);
-}
-
-}  // namespace
-
-std::size_t Mailbox::head_bytes(int ranks) { return kBell + static_cast<std::size_t>(ranks) * sizeof(Ring); }
-std::size_t Mailbox::data_bytes(int ranks) { return static_cast<std::size_t>(ranks) * ring_bytes(ranks); }
 
 Mailbox::Mailbox(Group& group, const Symmetric& symmetric, bool check, std::unique_ptr<Abroad> abroad)
     : group_(group),
@@ -46,23 +21,18 @@ Mailbox::Mailbox(Group& group, const Symmetric& symmetric, bool check, std::uniq
       size_(abroad_ ? static_cast<int>(abroad_->group_number.size()) : group.size()),
       check_(check),
       heard_(bell(rank_).flag.load(std::memory_order_relaxed) - 1),
+      inboxes_(static_cast<std::size_t>(size_)),
       outboxes_(static_cast<std::size_t>(size_)) {
   door_->mailbox = this;
+  for (int r = 0; r < size_; ++r) {
+    if (!near(r)) continue;
+    inboxes_[static_cast<std::size_t>(r)].ring.emplace(group_, number(rank_), number(r));
+    outboxes_[static_cast<std::size_t>(r)].ring.emplace(group_, number(r), number(rank_));
+  }
 }
 
 std::string Mailbox::name(int rank) const {
   return near(rank) ? group_.name(number(rank)) : "rank " + std::to_string(rank);
-}
-
-host::Line& Mailbox::bell(int rank) const {
-  return *reinterpret_cast<host::Line*>(group_.mail(number(rank)));
-}
-Mailbox::Ring& Mailbox::ring(int reader, int writer) const {
-  return reinterpret_cast<Ring*>(group_.mail(number(reader)) + kBell)[number(writer)];
-}
-std::byte* Mailbox::data(int reader, int writer) const {
-  return group_.mail_data(number(reader)) +
-         static_cast<std::size_t>(number(writer)) * ring_bytes(group_.size());
 }
 
 void Mailbox::no_message(int source) {
@@ -71,34 +41,39 @@ void Mailbox::no_message(int source) {
       name(source) + " has sent what is no message: start every rank with the same version of Unisono.");
 }
 
-void Mailbox::take_room(int owner, const std::byte* ring, std::uint64_t at, std::size_t bytes) {
-  const std::size_t whole = ring_bytes(group_.size());
-  const std::uint64_t end = std::min<std::uint64_t>(at + bytes, whole);
-  for (std::uint64_t room = round_up(at, kRoom); room < end; room += kRoom)
-    group_.fill(owner, ring + room, std::min<std::size_t>(kRoom, whole - room));
+// Returns whether a message is sent before its receiver has asked for it. One whose memory the receiver
+// reaches takes less time if it is copied once, unless the receiver has found otherwise.
+bool Mailbox::goes_at_once(const Message& message) {
+  constexpr std::size_t kTwice = std::size_t{16} << 10;  // up to which two copies take less time than an offer
+  if (!near(message.peer)) return message.bytes <= abroad_->most_bytes;
+  if (message.bytes > MailRing::eager_bytes(group_.size())) return false;
+  if (message.bytes <= kTwice) return true;
+  const Place at = place(message);
+  return at.allocation == Place::kNone ||
+         (at.allocation == Place::kAddress && to(message.peer).wants_pieces(message.bytes));
 }
 
 // Returns whether there was room.
 bool Mailbox::put(int peer, const Head& head, const std::byte* data, std::size_t bytes) {
   if (!near(peer)) return put_abroad(peer, head, {data, bytes});
-  Ring& to = ring(peer, rank_);
-  const std::size_t whole = ring_bytes(group_.size()), record = round_up(sizeof head + bytes, kRecord);
-  const std::uint64_t at = to.written.load(std::memory_order_relaxed);
-  auto room = [&] { return whole - (at - to.taken.load(std::memory_order_acquire)) >= record; };
-  if (!room()) {
-    to.blocked.store(1, std::memory_order_seq_cst);
-    if (!room()) {
-      blocked_ = true;
+  if (to(peer).put(head, data, bytes)) return true;
+  blocked_ = true;
+  return false;
+}
+
+// Writes what fits of a message that goes at once, from `moved` on. Returns whether all of it has moved.
+bool Mailbox::put_pieces(const Message& message, std::size_t& moved) {
+  const std::size_t most = near(message.peer) ? MailRing::piece_bytes(group_.size()) : abroad_->most_bytes;
+  do {
+    const std::size_t bytes = std::min(most, message.bytes - moved);
+    const bool first = moved == 0;
+    if (!put(message.peer,
+             {first ? Head::eager : Head::more, message.dtype, message.tag, first ? message.bytes : bytes,
+              Place::kNone, 0, 0},
+             message.at + moved, bytes))
       return false;
-    }
-  }
-  std::byte* const ring = this->data(peer, rank_);
-  take_room(number(peer), ring, at, record);
-  std::memcpy(ring + at % whole, &head, sizeof head);
-  const std::size_t begin = (at + sizeof head) % whole, first = std::min(bytes, whole - begin);
-  if (first > 0) copy_bytes(ring + begin, data, first);
-  if (bytes > first) copy_bytes(ring, data + first, bytes - first);
-  to.written.store(at + record, std::memory_order_release);
+    moved += bytes;
+  } while (moved < message.bytes);
   return true;
 }
 
@@ -106,8 +81,10 @@ bool Mailbox::put(int peer, const Head& head, const std::byte* data, std::size_t
 void Mailbox::push(int peer) {
   Outbox& out = outboxes_[static_cast<std::size_t>(peer)];
   if (out.empty()) return;
-  const std::size_t most = near(peer) ? part_bytes(group_.size()) : abroad_->most_bytes;
+  const bool here = near(peer);
+  const std::size_t most = here ? MailRing::piece_bytes(group_.size()) : abroad_->most_bytes;
   bool wrote = false, room = true;
+  std::size_t sent = 0;
   while (room && !out.answers.empty()) {
     room = put(peer, out.answers.front(), nullptr, 0);
     if (room) out.answers.pop_front();
@@ -115,65 +92,59 @@ void Mailbox::push(int peer) {
   }
   while (room && !out.letters.empty()) {
     const Sent letter = out.letters.front();
-    const bool eager = letter->bytes <= most;
-    const std::uint64_t number = eager ? 0 : ++numbers_;
-    const Place at = eager ? Place() : place(*letter);
-    room = put(peer,
-               {eager ? Head::eager : Head::offer, letter->tag, letter->bytes, number, at.offset,
-                letter->dtype, at.allocation},
-               letter->at, eager ? letter->bytes : 0);
+    const bool eager = letter->moved > 0 || goes_at_once(*letter);
+    if (eager) {
+      const std::size_t before = letter->moved;
+      room = put_pieces(*letter, letter->moved);
+      wrote = wrote || letter->moved > before;
+    } else {
+      const Place at = place(*letter);
+      room = put(peer, {Head::offer, letter->dtype, letter->tag, letter->bytes, at.allocation, numbers_ + 1, at.offset},
+                 nullptr, 0);
+    }
     if (!room) break;
     wrote = true;
     out.letters.pop_front();
-    if (!eager) offered_[number] = letter;
-    else if (near(peer)) complete(letter, rank_);
+    if (!eager) offered_[++numbers_] = letter;
+    else if (here) complete(letter, rank_);
     else out.leaving.emplace_back(out.records, letter);
   }
   while (room && !out.streams.empty()) {
     const Sent letter = out.streams.front();
     const std::size_t bytes = std::min<std::size_t>(most, letter->bytes - letter->moved);
-    room = put(peer, {Head::part, letter->tag, bytes, letter->other, 0, letter->dtype, Place::kNone},
+    room = put(peer, {Head::part, letter->dtype, letter->tag, bytes, Place::kNone, letter->other, 0},
                letter->at + letter->moved, bytes);
     if (!room) break;
     wrote = true;
     letter->moved += bytes;
     if (letter->moved < letter->bytes) continue;
     out.streams.pop_front();
-    if (near(peer)) complete(letter, rank_);
+    sent = letter->bytes;
+    if (here) complete(letter, rank_);
     else out.leaving.emplace_back(out.records, letter);
   }
-  if (!near(peer)) complete_those_that_left(peer);
-  else if (wrote) host::ring(bell(peer));
+  if (!here) complete_those_that_left(peer);
+  else if (wrote) host::nudge(bell(peer));
+  if (here && sent > 0) to(peer).own_next(sent);
 }
 
 void Mailbox::take_records(int source) {
-  Ring& from = ring(rank_, source);
-  const std::size_t whole = ring_bytes(group_.size());
-  const std::byte* const ring = data(rank_, source);
-  std::uint64_t at = from.taken.load(std::memory_order_relaxed);
-  while (at != from.written.load(std::memory_order_acquire)) {
-    Head head;
-    take_room(number(rank_), ring, at, sizeof head);
-    std::memcpy(&head, ring + at % whole, sizeof head);
-    const bool carries = head.kind == Head::eager || head.kind == Head::part;
-    if (carries && head.bytes > part_bytes(group_.size())) no_message(source);
-    const std::size_t bytes = carries ? head.bytes : 0, begin = (at + sizeof head) % whole;
-    take_room(number(rank_), ring, at + sizeof head, bytes);
-    take(source, head, {ring + begin, std::min(bytes, whole - begin)}, ring);
-    at += round_up(sizeof head + bytes, kRecord);
-    from.taken.store(at, std::memory_order_seq_cst);
-    if (from.blocked.load(std::memory_order_seq_cst) != 0) {
-      from.blocked.store(0, std::memory_order_relaxed);
-      host::ring(bell(source));
-    }
+  MailReader& ring = from(source);
+  while (ring.ready()) {
+    const auto record = ring.look();
+    if (!record) no_message(source);
+    take(source, *record);
+    pop(source, *record);
   }
 }
 
-void Mailbox::take(int source, const Head& head, std::span<const std::byte> data, const std::byte* rest) {
-  auto copy = [&](std::byte* to) {
-    if (!data.empty()) copy_bytes(to, data.data(), data.size());
-    if (head.bytes > data.size()) copy_bytes(to + data.size(), rest, head.bytes - data.size());
-  };
+void Mailbox::pop(int source, const MailRecord& record) {
+  if (from(source).pop(record)) host::ring(bell(source));
+}
+
+void Mailbox::take(int source, const MailRecord& record) {
+  const Head& head = record.head;
+  Inbox& inbox = inboxes_[static_cast<std::size_t>(source)];
   switch (head.kind) {
     case Head::eager:
     case Head::offer: {
@@ -182,18 +153,23 @@ void Mailbox::take(int source, const Head& head, std::span<const std::byte> data
       });
       if (found == posted_.end()) {
         Kept& kept = unexpected_.emplace_back(source, head);
+        keeps_ = true;
         if (head.kind == Head::offer) return;
-        kept.data.resize(head.bytes);
-        return copy(kept.data.data());
+        kept.data.reserve(head.bytes);
+        inbox.kept = &kept;
+        return take_more(source, record);
       }
       const Sent letter = std::move(*found);
       posted_.erase(found);
       check(*letter, source, head.dtype, head.bytes);
       letter->expected = head.bytes;
       if (head.kind == Head::offer) return meet(letter, source, head);
-      copy(letter->at);
-      return complete(letter, source);
+      letter->in_pieces = true;
+      if (learns(source, head.bytes)) letter->met = Clock::now();
+      inbox.letter = letter;
+      return take_more(source, record);
     }
+    case Head::more: return take_more(source, record);
     case Head::taken: {
       const auto found = offered_.find(head.number);
       if (found == offered_.end()) return;  // its sender has given up
@@ -215,14 +191,32 @@ void Mailbox::take(int source, const Head& head, std::span<const std::byte> data
       const auto found = accepted_.find(head.number);
       if (found == accepted_.end()) return;
       const Sent letter = found->second;
-      if (head.bytes > letter->expected - letter->moved) return;
-      copy(letter->at + letter->moved);
-      letter->moved += head.bytes;
+      if (record.bytes() > letter->expected - letter->moved) return;
+      record.copy_to(letter->at + letter->moved);
+      letter->moved += record.bytes();
       if (letter->moved < letter->expected) return;
       accepted_.erase(found);
-      return complete(letter, source);
+      return received(letter, source);
     }
   }
+}
+
+// Takes a piece of the message that this source writes.
+void Mailbox::take_more(int source, const MailRecord& record) {
+  Inbox& inbox = inboxes_[static_cast<std::size_t>(source)];
+  if (Kept* const kept = inbox.kept) {
+    if (record.bytes() > kept->head.bytes - kept->data.size()) no_message(source);
+    for (const auto& part : {record.data, record.rest})
+      kept->data.insert(kept->data.end(), part.begin(), part.end());
+    if (kept->data.size() == kept->head.bytes) inbox.kept = nullptr;
+  } else if (const Sent letter = inbox.letter) {
+    if (record.bytes() > letter->expected - letter->moved) no_message(source);
+    record.copy_to(letter->at + letter->moved);
+    letter->moved += record.bytes();
+    if (letter->moved < letter->expected) return;
+    inbox.letter = nullptr;
+    received(letter, source);
+  }  // else its receiver has given up
 }
 
 // Takes an offer for a receive.
@@ -230,7 +224,12 @@ void Mailbox::meet(const Sent& letter, int source, const Head& head) {
   letter->source = source;
   letter->number = head.number;
   letter->from = reach({.allocation = head.allocation, .offset = head.other}, source, head.bytes);
-  if (!letter->from) return accept(letter);
+  if (head.allocation == Place::kAddress && learns(source, head.bytes)) {
+    letter->met = Clock::now();
+    letter->in_pieces =
+        head.bytes > MailRing::eager_bytes(group_.size()) && from(source).wants_pieces(head.bytes);
+  }
+  if (!letter->from || letter->in_pieces) return accept(letter);
   copies_.push_back(letter);
   to_copy_ = true;
   if (letter.get() != own_ && door_->waiters > 0) host::ring(bell(rank_));
@@ -241,20 +240,25 @@ void Mailbox::accept(const Sent& letter) {
   letter->moved = 0;
   if (near(letter->source) || !begin_long(letter)) accepted_[++numbers_] = letter;
   outboxes_[static_cast<std::size_t>(letter->source)].answers.push_back(
-      {Head::accept, letter->tag, 0, letter->number, numbers_, letter->dtype, Place::kNone});
+      {Head::accept, letter->dtype, letter->tag, 0, Place::kNone, letter->number, numbers_});
 }
 
-void Mailbox::check(const Letter& letter, int source, DType dtype, std::uint64_t bytes) {
-  const std::string message =
-      "the message with tag " + std::to_string(letter.tag) + " of " + name(source) + " to " + name(rank_);
-  if (bytes > letter.bytes)
-    group_.fail(FailureKind::mismatch, message + " has " + std::to_string(bytes) +
-                                           " bytes, but its receive has room for " +
-                                           std::to_string(letter.bytes) + ": receive as much as is sent.");
-  if (check_ && dtype != letter.dtype)
-    group_.fail(FailureKind::mismatch, message + " is of " + std::string(name_of(dtype)) +
-                                           ", but its receive is of " + std::string(name_of(letter.dtype)) +
-                                           ": give both ends one dtype.");
+void Mailbox::check(const Message& to, int source, DType dtype, std::uint64_t bytes) {
+  const auto differs = [&](const std::string& how) {
+    group_.fail(FailureKind::mismatch, "the message with tag " + std::to_string(to.tag) + " of " +
+                                           name(source) + " to " + name(rank_) + how);
+  };
+  if (bytes > to.bytes)
+    differs(" has " + std::to_string(bytes) + " bytes, but its receive has room for " +
+            std::to_string(to.bytes) + ": receive as much as is sent.");
+  if (check_ && dtype != to.dtype)
+    differs(" is of " + std::string(name_of(dtype)) + ", but its receive is of " +
+            std::string(name_of(to.dtype)) + ": give both ends one dtype.");
+}
+
+void Mailbox::received(const Sent& letter, int source) {
+  if (letter->met != Clock::time_point()) learn(source, letter->expected, letter->in_pieces, letter->met);
+  complete(letter, source);
 }
 
 // Ends a letter. The waiter of another one may do so: its own is then told by the bell.
@@ -288,8 +292,12 @@ void Mailbox::post(const Sent& letter) {
     return kept.head.tag == letter->tag && (letter->peer == kept.source || letter->peer < 0);
   });
   if (found == unexpected_.end()) return posted_.push_back(letter);
+  Inbox& inbox = inboxes_[static_cast<std::size_t>(found->source)];
+  const bool more = inbox.kept == &*found;  // is to come
+  if (more) inbox.kept = nullptr;
   const Kept kept = std::move(*found);
   unexpected_.erase(found);
+  keeps_ = !unexpected_.empty();
   check(*letter, kept.source, kept.head.dtype, kept.head.bytes);
   letter->expected = kept.head.bytes;
   if (kept.head.kind == Head::offer) {
@@ -297,11 +305,12 @@ void Mailbox::post(const Sent& letter) {
     return push(kept.source);
   }
   if (!kept.data.empty()) std::memcpy(letter->at, kept.data.data(), kept.data.size());
-  complete(letter, kept.source);
+  letter->moved = kept.data.size();
+  if (more) inbox.letter = letter;
+  else complete(letter, kept.source);
 }
 
 void Mailbox::progress() {
-  Ring& own = ring(rank_, rank_);
   do {
     heard_ = bell(rank_).flag.load(std::memory_order_acquire);
     blocked_ = false;
@@ -312,7 +321,7 @@ void Mailbox::progress() {
       complete_long_ones();
     }
     for (int r = 0; r < size_; ++r) push(r);
-  } while (own.written.load(std::memory_order_relaxed) != own.taken.load(std::memory_order_relaxed));
+  } while (from(rank_).ready());
 }
 
 // Leaves a letter where it is. Nobody reaches its memory afterwards. Requires: this rank has left or failed,
@@ -320,7 +329,7 @@ void Mailbox::progress() {
 void Mailbox::forget(Lock& lock, const Sent& letter) {
   copied_.wait(lock, [&] { return !letter->copied_now; });
   if (letter->sends && near(letter->peer)) {
-    auto& copies = ring(letter->peer, rank_).copies;
+    auto& copies = to(letter->peer).copies();
     // an addition, not a load: a reader that counts itself later sees that this rank has given up
     while (copies.fetch_add(0, std::memory_order_acq_rel) != 0 && !group_.dead(number(letter->peer)))
       ::sched_yield();
@@ -329,6 +338,8 @@ void Mailbox::forget(Lock& lock, const Sent& letter) {
   begun_.remove(letter);
   copies_.remove(letter);
   long_.remove_if([&](const auto& one) { return one.first == letter; });
+  for (Inbox& in : inboxes_)
+    if (in.letter == letter) in.letter = nullptr;
   for (Outbox& out : outboxes_) {
     std::erase(out.letters, letter);
     std::erase(out.streams, letter);

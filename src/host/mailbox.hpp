@@ -1,13 +1,15 @@
 // Messages with tags between the ranks of one node, and of others over a transport, beside the calls that
 // take turns.
 //
-// Each rank has a ring of bytes from every rank, itself too, in its shared memory. Records in it are small
-// messages whole (eager) and offers of large ones. The receiver of an offer copies the message from the
-// sender's memory, if it reaches that, and tells the sender when it has. Otherwise it accepts the offer, and
-// the sender writes the message in parts. A ring can always be emptied, since a message that no receive waits
-// for is kept on the heap. Whoever waits moves everything of this rank on. While no one waits, a thread of
-// the communicator moves messages that have begun. Between nodes a transport carries the records, and an
-// accepted message as a whole, if it can.
+// Each rank has a ring from every rank, itself too, in its shared memory (host/mail_ring.hpp). Records in it
+// are pieces of small messages (eager) and offers of large ones. The receiver of an offer copies the message
+// from the sender's memory, if it reaches that, and tells the sender when it has. Otherwise it accepts the
+// offer, and the sender writes the message in parts. A ring can always be emptied, since a message that no
+// receive waits for is kept on the heap. Whoever waits moves everything of this rank on. While no one waits, a
+// thread of the communicator moves messages that have begun. Between nodes a transport carries the records,
+// and an accepted message as a whole, if it can.
+//
+// A call whose message goes at once, since nothing else is under way, makes no letter.
 #pragma once
 
 #include <atomic>
@@ -29,6 +31,8 @@
 
 #include "core/request.hpp"
 #include "core/work.hpp"
+#include "host/call_ways.hpp"
+#include "host/mail_ring.hpp"
 #include "host/symmetric.hpp"
 #include "host/wait.hpp"
 #include "unisono/transport.hpp"
@@ -39,10 +43,6 @@ class Group;
 
 class Mailbox {
  public:
-  // Return the bytes of shared memory that a rank of so many gives: what all ranks look at, and the rings'
-  // data, which has no memory until a pair of ranks uses its part.
-  static std::size_t head_bytes(int ranks);
-  static std::size_t data_bytes(int ranks);
   // The ranks of other nodes. Its functions are called by one thread at a time, except `hear`. What they
   // throw ends the letters that are waited for.
   struct Abroad {
@@ -75,25 +75,8 @@ class Mailbox {
   std::shared_ptr<Work::State> begin(const Message& message, CallThreads& threads);
 
  private:
-  struct Head {
-    enum Kind : std::uint32_t { eager, offer, taken, accept, part };
-    Kind kind;
-    std::int32_t tag;
-    std::uint64_t bytes;   // of the message, or of the part
-    std::uint64_t number;  // offer, taken, accept: the sender's; part: the receiver's
-    std::uint64_t other;   // accept: the receiver's; offer: Place::offset
-    DType dtype;
-    std::uint32_t allocation;  // offer: Place::allocation of the sender's memory
-  };
+  using Head = MailHead;
   static_assert(sizeof(Head) <= Transport::Records::kMostHead);
-
-  // One writer, one reader. Counts never go back.
-  struct Ring {
-    alignas(64) std::atomic<std::uint64_t> written;
-    alignas(64) std::atomic<std::uint64_t> taken;
-    std::atomic<std::uint32_t> blocked;  // the writer waits for room
-    std::atomic<std::uint32_t> copies;   // threads of the reader that may copy from the writer's memory
-  };
 
   // Threads that wait for letters share this with the mailbox, which may end before they have left.
   struct Door {
@@ -124,6 +107,8 @@ class Mailbox {
     std::atomic<int> source = -1;     // of an offer that has met its receive
     const std::byte* from = nullptr;  // the sender's memory
     bool copied_now = false;          // a thread copies from there, without the lock
+    bool in_pieces = false;           // it comes
+    Clock::time_point met;            // when a large one has met its receive, if this rank learns from it
     // of one that has begun
     const std::shared_ptr<Door> door;  // null: it has not
     int waiters = 0;
@@ -131,14 +116,22 @@ class Mailbox {
     std::chrono::duration<double> waited{};
   };
 
-  // A message that has come before its receive.
+  // A message that has come before its receive, or a part of it.
   struct Kept {
     int source;
     Head head;
     std::vector<std::byte> data;  // empty of an offer
   };
   using Sent = std::shared_ptr<Letter>;
+  struct Inbox {
+    std::optional<MailReader> ring;  // none: from another node
+    host::CallWays ways;             // of large messages
+    // of a message whose first piece has come
+    Sent letter;
+    Kept* kept = nullptr;
+  };
   struct Outbox {
+    std::optional<MailWriter> ring;  // none: to another node
     std::deque<Head> answers;
     std::deque<Sent> letters;  // which have not been announced
     std::deque<Sent> streams;  // which have been accepted
@@ -156,39 +149,49 @@ class Mailbox {
   }
   std::string name(int rank) const;
 
-  host::Line& bell(int rank) const;
-  Ring& ring(int reader, int writer) const;
-  std::byte* data(int reader, int writer) const;
+  host::Line& bell(int rank) const { return MailRing::bell(group_, number(rank)); }
+  MailWriter& to(int rank) { return *outboxes_[static_cast<std::size_t>(rank)].ring; }
+  MailReader& from(int rank) { return *inboxes_[static_cast<std::size_t>(rank)].ring; }
+  bool goes_at_once(const Message& message);
 
   // All of these require the lock.
   void post(const Sent& letter);
   void progress();
-  // Takes memory for the parts of a ring that begin among the `bytes` bytes from `at` on, if nobody has been
-  // there before. owner: of the ring, in the group.
-  void take_room(int owner, const std::byte* ring, std::uint64_t at, std::size_t bytes);
   void take_records(int source);
   void take_records_from_abroad();
-  // The head is followed by its data, in one or two places.
-  void take(int source, const Head& head, std::span<const std::byte> data, const std::byte* rest);
+  void take(int source, const MailRecord& record);
+  void take_more(int source, const MailRecord& record);
+  void pop(int source, const MailRecord& record);
   [[noreturn]] void no_message(int source);
   void push(int peer);
   void complete_those_that_left(int peer);
   bool begin_long(const Sent& letter);
   void complete_long_ones();
   bool put(int peer, const Head& head, const std::byte* data, std::size_t bytes);
+  bool put_pieces(const Message& message, std::size_t& moved);
   bool put_abroad(int peer, const Head& head, std::span<const std::byte> data);
   void meet(const Sent& letter, int source, const Head& head);
   void accept(const Sent& letter);
-  void check(const Letter& letter, int source, DType dtype, std::uint64_t bytes);
+  void check(const Message& message, int source, DType dtype, std::uint64_t bytes);
+  void received(const Sent& letter, int source);
   void complete(const Sent& letter, int source);
   void end(const Sent& letter, std::exception_ptr error, const Received& received = {});
   void end_all(Lock& lock, std::exception_ptr error);
   void forget(Lock& lock, const Sent& letter);
 
-  // Say where a letter's memory is, for the rank that receives it, and copy from there.
-  Place place(const Letter& letter) const;
+  // Move a message if no other has to move before.
+  bool send_at_once(const Message& message, std::size_t& moved);
+  bool receive_at_once(const Message& message, Received& received, Sent& letter);
+  bool idle() const;
+
+  // Say where a message's memory is, for the rank that receives it, and copy from there.
+  Place place(const Message& message) const;
   const std::byte* reach(const Place& place, int source, std::size_t bytes) const;
   void copy_some(Lock& lock);
+
+  // Learn whether large messages of a source had better be copied by the kernel or come in pieces.
+  bool learns(int source, std::size_t bytes) const;
+  void learn(int source, std::size_t bytes, bool in_pieces, Clock::time_point met);
 
   bool arrived(const Letter& letter);
   void wait(const Letter& letter, std::optional<Clock::time_point> until);
@@ -211,10 +214,12 @@ class Mailbox {
   const std::shared_ptr<Door> door_ = std::make_shared<Door>();
   std::mutex& mutex_ = door_->mutex;
   std::atomic<std::uint32_t> heard_;  // the bell's count when this rank has last looked at all rings
-  std::vector<Outbox> outboxes_;
+  std::deque<Inbox> inboxes_;  // of each rank
+  std::deque<Outbox> outboxes_;
   std::atomic<bool> blocked_ = false;  // a ring had no room
   std::list<Sent> posted_;             // receives, in the order in which they came
   std::list<Kept> unexpected_;         // messages, in the order in which they came
+  std::atomic<bool> keeps_ = false;    // there are such
   std::uint64_t numbers_ = 0;
   std::unordered_map<std::uint64_t, Sent> offered_, accepted_;
   std::list<Sent> copies_;             // receives that wait for a thread to copy

@@ -56,9 +56,9 @@ void Mailbox::take_records_from_abroad() {
       no_message(std::clamp(*source, 0, size_ - 1));
     std::memcpy(&head, record_.data(), sizeof head);
     const std::span<const std::byte> data(record_.data() + sizeof head, record_.size() - sizeof head);
-    const bool carries = head.kind == Head::eager || head.kind == Head::part;
-    if (head.kind > Head::part || data.size() != (carries ? head.bytes : 0)) no_message(*source);
-    take(*source, head, data, nullptr);
+    const std::size_t bytes = head.carries() ? head.bytes : 0;
+    if (head.kind > Head::part || head.kind == Head::more || data.size() != bytes) no_message(*source);
+    take(*source, {head, data, {}});
   }
 }
 

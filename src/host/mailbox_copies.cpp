@@ -16,15 +16,15 @@ constexpr std::size_t kSlice = std::size_t{1} << 20;  // bytes between two looks
 
 }  // namespace
 
-Place Mailbox::place(const Letter& letter) const {
-  if (!near(letter.peer)) return {};
-  if (const Place found = symmetric_.find(letter.at, letter.bytes); found.allocation != Place::kNone)
+Place Mailbox::place(const Message& message) const {
+  if (!near(message.peer)) return {};
+  if (const Place found = symmetric_.find(message.at, message.bytes); found.allocation != Place::kNone)
     return found;
   const bool reached =
-      group_.near(number(letter.peer)) ||
-      (group_.reaches_all() && letter.bytes >= kFarPays && group_.kernel_suits(letter.at, letter.bytes));
+      group_.near(number(message.peer)) ||
+      (group_.reaches_all() && message.bytes >= kFarPays && group_.kernel_suits(message.at, message.bytes));
   if (!reached) return {};
-  return {.allocation = Place::kAddress, .offset = reinterpret_cast<std::uint64_t>(letter.at)};
+  return {.allocation = Place::kAddress, .offset = reinterpret_cast<std::uint64_t>(message.at)};
 }
 
 const std::byte* Mailbox::reach(const Place& place, int source, std::size_t bytes) const {
@@ -53,7 +53,7 @@ void Mailbox::copy_some(Lock& lock) {
   lock.unlock();
   // A sender that gives up says so, then waits for the copies that were counted before (`forget`).
   const int source = letter->source;
-  std::atomic<std::uint32_t>& copies = ring(rank_, source).copies;
+  std::atomic<std::uint32_t>& copies = from(source).copies();
   copies.fetch_add(1, std::memory_order_acq_rel);
   const bool gone = group_.failed() || group_.departed(number(source));
   const bool copied = !gone && group_.copy(letter->at + letter->moved, letter->from + letter->moved, bytes);
@@ -74,9 +74,19 @@ void Mailbox::copy_some(Lock& lock) {
     return;
   }
   outboxes_[static_cast<std::size_t>(source)].answers.push_back(
-      {Head::taken, letter->tag, 0, letter->number, 0, letter->dtype, Place::kNone});
+      {Head::taken, letter->dtype, letter->tag, 0, Place::kNone, letter->number, 0});
   push(source);
-  complete(letter, source);
+  received(letter, source);
+}
+
+bool Mailbox::learns(int source, std::size_t bytes) const {
+  return bytes >= kFarPays && near(source) && !group_.near(number(source)) && group_.learns_ways();
+}
+
+void Mailbox::learn(int source, std::size_t bytes, bool in_pieces, Clock::time_point met) {
+  host::CallWay& way = inboxes_[static_cast<std::size_t>(source)].ways.of(Collective::recv, bytes);
+  way.took(in_pieces, Clock::now() - met);
+  from(source).want_pieces(bytes, way.next());
 }
 
 }  // namespace unisono

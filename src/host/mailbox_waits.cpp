@@ -54,7 +54,9 @@ Mailbox::~Mailbox() {
 
 // Returns whether there may be something to move on.
 bool Mailbox::news() const {
-  return abroad_ || blocked_ || to_copy_ || bell(rank_).flag.load(std::memory_order_acquire) != heard_;
+  if (abroad_ || blocked_ || to_copy_ || bell(rank_).flag.load(std::memory_order_acquire) != heard_)
+    return true;
+  return std::any_of(inboxes_.begin(), inboxes_.end(), [](const Inbox& in) { return in.ring->ready(); });
 }
 
 // Returns whether a letter is done, after moving everything on.
@@ -161,8 +163,9 @@ void Mailbox::late(const Letter& letter) {
 
 void Mailbox::rest(std::chrono::nanoseconds elapsed, std::chrono::microseconds yielding) {
   if (to_copy_) return;
-  if (abroad_ && elapsed >= yielding) return std::this_thread::sleep_for(kNapAbroad);  // no bell rings
-  host::rest(bell(rank_), heard_ + 1, yielding, elapsed);
+  if (elapsed < yielding) host::rest(bell(rank_), heard_ + 1, yielding, elapsed);
+  else if (abroad_) std::this_thread::sleep_for(kNapAbroad);  // no bell rings
+  else host::nap(bell(rank_), heard_ + 1, [this] { return news(); });
 }
 
 double Mailbox::timeout_of(const Letter& letter) const {
@@ -171,19 +174,87 @@ double Mailbox::timeout_of(const Letter& letter) const {
 }
 
 void Mailbox::give_up(const Sent& letter) {
+  if (!letter) return;
   Lock lock(mutex_);
   forget(lock, letter);
 }
 
+// Returns whether no letter or record is under way that the next record of a ring could be for.
+bool Mailbox::idle() const {
+  return posted_.empty() && unexpected_.empty() && offered_.empty() && accepted_.empty() && copies_.empty() &&
+         begun_.empty() && !abroad_;
+}
+
+// Requires the lock. moved: gets the bytes that have moved. Returns whether all have.
+bool Mailbox::send_at_once(const Message& message, std::size_t& moved) {
+  if (message.peer == rank_ || !near(message.peer) || !goes_at_once(message)) return false;
+  if (!outboxes_[static_cast<std::size_t>(message.peer)].empty()) return false;
+  const bool all = put_pieces(message, moved);
+  if (all || moved > 0) host::nudge(bell(message.peer));
+  if (all) to(message.peer).own_next(message.bytes);
+  return all;
+}
+
+// Requires no lock, and takes it. Sets `letter` if a part of the message has come, and the rest is not there.
+bool Mailbox::receive_at_once(const Message& message, Received& received, Sent& letter) {
+  if (message.peer < 0 || abroad_) return false;
+  MailReader& ring = from(message.peer);
+  const auto comes = [&] {
+    for (int i = group_.patience().spins; !ring.ready(); --i) {
+      if (i <= 0 || keeps_.load(std::memory_order_relaxed)) return false;
+      host::pause();
+    }
+    return true;
+  };
+  if (!comes()) return false;
+  const std::scoped_lock lock(mutex_);
+  if (!idle() || !ring.ready()) return false;
+  auto record = ring.look();
+  if (!record) no_message(message.peer);
+  const Head head = record->head;
+  if (head.kind != Head::eager || head.tag != message.tag) return false;
+  check(message, message.peer, head.dtype, head.bytes);
+  const auto met = learns(message.peer, head.bytes) ? Clock::now() : Clock::time_point();
+  for (received = {message.peer, 0};;) {
+    record->copy_to(message.at + received.bytes);
+    received.bytes += record->bytes();
+    pop(message.peer, *record);
+    if (received.bytes == head.bytes) {
+      if (met != Clock::time_point()) learn(message.peer, head.bytes, true, met);
+      return true;
+    }
+    if (!comes()) break;
+    record = ring.look();
+    if (!record || record->head.kind != Head::more || record->bytes() > head.bytes - received.bytes)
+      break;  // others see to it
+  }
+  letter = std::make_shared<Letter>(message);
+  letter->expected = head.bytes;
+  letter->moved = received.bytes;
+  letter->in_pieces = true;
+  letter->met = met;
+  inboxes_[static_cast<std::size_t>(message.peer)].letter = letter;
+  return false;
+}
+
 Received Mailbox::run(const Message& message) {
-  const auto letter = std::make_shared<Letter>(message);
   group_.check();
-  const Waiter waiter(*door_);
+  Received received;
+  Sent letter;
+  std::optional<Waiter> waiter;
   try {
+    if (!message.sends && receive_at_once(message, received, letter)) return received;
     {
       const std::scoped_lock lock(mutex_);
-      const Own own(own_, *letter);
-      post(letter);
+      std::size_t moved = 0;
+      if (message.sends && send_at_once(message, moved)) return {rank_, 0};
+      waiter.emplace(*door_);
+      if (!letter) {
+        letter = std::make_shared<Letter>(message);
+        letter->moved = moved;
+        const Own own(own_, *letter);
+        post(letter);
+      }
     }
     for (int i = 0; i < group_.patience().spins; ++i) {
       if (arrived(*letter)) return letter->received;

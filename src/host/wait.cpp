@@ -19,17 +19,6 @@ void wake(Line& line) {
     ::syscall(SYS_futex, &line.flag, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Sleeps on a shared futex (no FUTEX_PRIVATE_FLAG): the word lies in memory of several processes.
-void nap(Line& line, std::uint32_t expected) {
-  line.sleepers.store(1, std::memory_order_seq_cst);
-  const std::uint32_t seen = line.flag.load(std::memory_order_seq_cst);
-  if (static_cast<std::int32_t>(seen - expected) < 0) {
-    const timespec most{0, std::chrono::nanoseconds(kNap).count()};
-    ::syscall(SYS_futex, &line.flag, FUTEX_WAIT, seen, &most, nullptr, 0);
-  }
-  line.sleepers.store(0, std::memory_order_relaxed);
-}
-
 }  // namespace
 
 void pause() {
@@ -38,6 +27,17 @@ void pause() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+// The futex is shared (no FUTEX_PRIVATE_FLAG): the word lies in memory of several processes.
+void nap(Line& line, std::uint32_t expected, const std::function<bool()>& news) {
+  line.sleepers.store(1, std::memory_order_seq_cst);
+  const std::uint32_t seen = line.flag.load(std::memory_order_seq_cst);
+  if (static_cast<std::int32_t>(seen - expected) < 0 && !(news && news())) {
+    const timespec most{0, std::chrono::nanoseconds(kNap).count()};
+    ::syscall(SYS_futex, &line.flag, FUTEX_WAIT, seen, &most, nullptr, 0);
+  }
+  line.sleepers.store(0, std::memory_order_relaxed);
 }
 
 void rest(Line& line, std::uint32_t expected, std::chrono::microseconds yielding,
@@ -63,11 +63,12 @@ void ring(Line& line) {
   wake(line);
 }
 
+void nudge(Line& line) {
+  if (line.sleepers.load(std::memory_order_seq_cst) != 0) ring(line);
+}
+
 void raise(Line& line, std::uint32_t value, bool crowded) {
-  // The load of `sleepers` may overtake a plain store: a wake is then missed until the nap ends. No load
-  // overtakes an exchange, which pays only if cores are scarce and a rank sleeps.
-  if (crowded) line.flag.exchange(value, std::memory_order_seq_cst);
-  else line.flag.store(value, std::memory_order_release);
+  publish(line.flag, value, crowded);
   wake(line);
 }
 

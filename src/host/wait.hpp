@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 
 namespace unisono::host {
 
@@ -34,8 +35,11 @@ struct Patience {
 
 // Leaves the core to others for a moment, within a wait.
 void pause();
+// Sleeps for at most 500 us, until the line may have reached `expected`, or not at all if there is news: of
+// what others write before they look whether someone sleeps (nudge).
+void nap(Line& line, std::uint32_t expected, const std::function<bool()>& news = {});
 // Gives the core away, in a wait that has lasted `elapsed`: to threads that are ready, or from `yielding` on
-// in a sleep of at most 500 us, until the line may have reached `expected`.
+// in a nap.
 void rest(Line& line, std::uint32_t expected, std::chrono::microseconds yielding,
           std::chrono::nanoseconds elapsed);
 // Returns the core that this thread runs on, or -1.
@@ -44,6 +48,16 @@ int current_core();
 void leave_core(int core);
 // Counts a line up that several threads write, and wakes those who sleep on it.
 void ring(Line& line);
+// Does so if someone sleeps on it.
+void nudge(Line& line);
+
+// Publishes everything written before. crowded: no later load overtakes it, such as that of whether a rank
+// sleeps, whose wake is else missed until its nap ends. That pays only if cores are scarce.
+template <class T>
+void publish(std::atomic<T>& at, T value, bool crowded) {
+  if (crowded) at.exchange(value, std::memory_order_seq_cst);
+  else at.store(value, std::memory_order_release);
+}
 
 // Publishes everything written before, then wakes those who sleep on the line.
 void raise(Line& line, std::uint32_t value, bool crowded);

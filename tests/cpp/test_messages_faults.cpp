@@ -193,7 +193,7 @@ TEST(Message, CloseEndsThoseUnderWay) {
 TEST(Message, StrayRecordsFromAnotherNode) {
   // kind, tag, bytes of data that the head tells of, bytes that follow
   constexpr std::uint32_t kForms[][4] = {
-      {0, 3, 8, 4}, {0, 3, 8, 9}, {9, 3, 0, 0}, {1, 3, 8, 8}, {4, 3, 1 << 30, 0}};
+      {0, 3, 8, 4}, {0, 3, 8, 9}, {9, 3, 0, 0}, {1, 3, 8, 8}, {2, 3, 8, 8}, {5, 3, 1 << 30, 0}};
   for (int form = -1; form < static_cast<int>(std::size(kForms)); ++form) {
     std::vector<std::byte> record(7);
     if (form >= 0) {

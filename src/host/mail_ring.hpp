@@ -1,0 +1,139 @@
+// What messages with tags travel through between two ranks of a node. A ring in the reader's memory has cells
+// of a cache line, which the reader polls, and room for the data that does not fit into them.
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "host/wait.hpp"
+#include "unisono/types.hpp"
+
+namespace unisono {
+
+class Group;
+
+// The head of a record. Records go to other nodes too, over a transport.
+struct MailHead {
+  // eager, more: a message, which begins at once. offer, taken: one that its receiver copies. accept, part: one
+  // that its sender writes when its receive is there.
+  enum Kind : std::uint16_t { eager, more, offer, taken, accept, part };
+  Kind kind;
+  DType dtype;
+  std::int32_t tag;
+  std::uint64_t bytes;       // eager, offer: of the message; more, part: of this piece of it
+  std::uint32_t allocation;  // offer: Place::allocation of the sender's memory
+  // The data of a small message lies from here on.
+  std::uint64_t number;  // offer, taken, accept: the sender's; part: the receiver's
+  std::uint64_t other;   // accept: the receiver's; offer: Place::offset
+  bool carries() const { return kind == eager || kind == more || kind == part; }
+};
+
+// A record and its data, in one or two places.
+struct MailRecord {
+  MailHead head;
+  std::span<const std::byte> data, rest;
+  bool abreast = false;  // copies of much go abreast (Kernels::copy_abreast)
+  std::size_t bytes() const { return data.size() + rest.size(); }
+  void copy_to(std::byte* to) const;
+};
+
+class MailRing {
+ public:
+  // Return the bytes of shared memory that a rank of so many gives: what all ranks look at, and the rings,
+  // which have no memory until a pair of ranks uses them.
+  static std::size_t head_bytes(int ranks);
+  static std::size_t rings_bytes(int ranks);
+  // Returns the most bytes of a record's data: some records have room in any ring.
+  static std::size_t piece_bytes(int ranks);
+  // Returns the most bytes of a message that is sent before its receiver has asked for it.
+  static std::size_t eager_bytes(int ranks);
+
+  // The line on which a rank sleeps.
+  static host::Line& bell(const Group& group, int rank);
+
+  // Threads of the reader that may copy from the writer's memory.
+  std::atomic<std::uint32_t>& copies() const { return gate_.copies; }
+  // Returns whether the reader would rather have messages of about that size in pieces than copy them.
+  bool wants_pieces(std::size_t bytes) const {
+    return (gate_.sizes.load(std::memory_order_relaxed) & bit_of(bytes)) != 0;
+  }
+
+ protected:
+  // Counts never go back.
+  struct Gate {
+    alignas(64) std::atomic<std::uint32_t> opened;         // by the writer: the cells have memory
+    alignas(64) std::atomic<std::uint64_t> cells, placed;  // that the reader has taken; bytes of data
+    std::atomic<std::uint32_t> blocked;                    // the writer waits for room
+    std::atomic<std::uint32_t> copies;
+    std::atomic<std::uint64_t> sizes;  // a bit for each number of bits of a size: `wants_pieces`
+  };
+  struct Cell {
+    MailHead head;
+    std::byte more[20];
+    std::atomic<std::uint32_t> stamp;  // counts laps: this lap's says that the record is there
+  };
+  static_assert(sizeof(Cell) == sizeof(host::Line));
+
+  static std::uint64_t bit_of(std::size_t bytes) { return std::uint64_t{1} << std::bit_width(bytes) % 64; }
+
+  MailRing(Group& group, int reader, int writer);
+  Cell& cell(std::uint64_t number) const { return cells_[number % num_cells_]; }
+  std::uint32_t lap(std::uint64_t number) const {
+    return static_cast<std::uint32_t>(number / num_cells_) + 1;
+  }
+  // Returns where the next record's data begins if it lies outside the cell.
+  std::uint64_t begin_of(std::size_t bytes) const;
+  // Takes memory for the ring's first `bytes` bytes, if this end has not yet.
+  void reach(std::size_t bytes);
+  std::size_t cells_bytes() const { return num_cells_ * sizeof(Cell); }
+  std::byte* data() const { return reinterpret_cast<std::byte*>(cells_) + cells_bytes(); }
+
+  Group& group_;
+  const int reader_;
+  Gate& gate_;
+  Cell* const cells_;
+  const std::size_t num_cells_, data_bytes_;
+  std::size_t reached_ = 0;
+  std::uint64_t placed_ = 0;  // bytes of data, by this end
+};
+
+class MailWriter : public MailRing {
+ public:
+  MailWriter(Group& group, int reader, int writer) : MailRing(group, reader, writer) {}
+  // Writes a record. Returns whether there was room; the reader tells when there is.
+  bool put(const MailHead& head, const std::byte* data, std::size_t bytes);
+  // Asks for the lines of the next records, which often have as many bytes of data as the last, while this
+  // rank has nothing else to do.
+  void own_next(std::size_t bytes) const;
+
+ private:
+  bool has_room(std::uint64_t end);
+  std::uint64_t next_ = 0;                     // cell
+  std::uint64_t taken_cells_ = 0, taken_ = 0;  // when this end has last looked
+};
+
+class MailReader : public MailRing {
+ public:
+  MailReader(Group& group, int reader, int writer) : MailRing(group, reader, writer) {}
+  // Returns whether there is a record. From any thread.
+  bool ready() const {
+    const std::uint64_t next = next_.load(std::memory_order_relaxed);
+    return gate_.opened.load(std::memory_order_acquire) != 0 &&
+           cell(next).stamp.load(std::memory_order_acquire) == lap(next);
+  }
+  // Returns the record that is there, or none if it is no record of this version.
+  std::optional<MailRecord> look();
+  // Gives its place back. Returns whether the writer waits for room.
+  bool pop(const MailRecord& record);
+  // Says whether messages of about that size had better come in pieces.
+  void want_pieces(std::size_t bytes, bool pieces);
+
+ private:
+  std::atomic<std::uint64_t> next_ = 0;  // cell
+};
+
+}  // namespace unisono
