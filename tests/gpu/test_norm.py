@@ -9,7 +9,7 @@ import pytest
 
 import unisono
 from gpus import Gpus, gpus, numbers
-from norm_body import QUANTS, Job, expected, jobs, parts
+from norm_body import FLOATS, QUANTS, Job, expected, jobs, parts
 from norm_reference import codes_and_scales, scale_shape
 from reference import Array, combine, difference
 
@@ -98,6 +98,14 @@ def test_many_and_long_rows(algorithm: str | None) -> None:
             (1, 30001, None),
         ):
             play(ranks, Job("large", 1, 2, rows, hidden, quant=quant, algorithm=algorithm))
+
+
+def test_rows_that_a_block_holds_in_registers() -> None:
+    """Of one rank; lengths are around those of the kernels, and end within a block of 128."""
+    with gpus(1) as ranks:
+        lengths = (2048, 2056, 4096, 4104, 5000, 7168, 7176, 8192, 8200)
+        for number, (quant, dtype, hidden) in enumerate(itertools.product(QUANTS, FLOATS, lengths)):
+            play(ranks, Job("short", number, 1, (1, 8, 13, 3)[number % 4], hidden, dtype, quant=quant))
 
 
 def test_more_blocks_than_rows() -> None:

@@ -39,4 +39,29 @@ __device__ inline float2 values_of(std::uint32_t codes) {
 #endif
 }
 
+// Return what scales::scale_of, scales::power_of and scales::inverse_of do, and NaN as the inverse of a
+// largest magnitude that is not finite: without the branches of a division whose operands may be of any size.
+// A quotient is corrected by its rest, as the compiler's own is.
+__device__ inline float scale_of(std::uint32_t largest) {
+  constexpr float kInverse = 1 / scales::kLargest;
+  const float raised = scales::raised(largest), scale = raised * kInverse;
+  const float rest = __fmaf_rn(-scales::kLargest, scale, raised);
+  return scales::finite(largest) ? __fmaf_rn(rest, kInverse, scale) : numeric::as_float(0x7fc00000u);
+}
+__device__ inline std::uint32_t power_of(std::uint32_t largest) {
+  return scales::finite(largest) ? (numeric::as_bits(scale_of(largest)) + 0x7fffffu) >> 23
+                                 : scales::kNanPower;
+}
+__device__ inline float inverse_of(std::uint32_t largest) {
+  constexpr float kSmall = 0x1p-64f;  // makes all normal numbers of what follows
+  const float divisor = scales::raised(largest) * kSmall;
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(divisor));
+  inverse = __fmaf_rn(inverse, __fmaf_rn(-divisor, inverse, 1.0f), inverse);
+  const float quotient = scales::kLargest * inverse;
+  const float rest = __fmaf_rn(-divisor, quotient, scales::kLargest);
+  const float corrected = __fmaf_rn(rest, inverse, quotient) * kSmall;
+  return scales::finite(largest) ? corrected : numeric::as_float(0x7fc00000u);
+}
+
 }  // namespace unisono::cuda

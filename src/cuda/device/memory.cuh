@@ -60,4 +60,22 @@ __device__ inline void follow_last_kernel() {
 #endif
 }
 
+// The same, when the addresses are known: a thread finds its addresses while the last kernel runs. None is
+// null.
+__device__ inline void follow_last_kernel([[maybe_unused]] const void* first,
+                                          [[maybe_unused]] const void* second) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      "  .reg .pred known;\n"
+      "  setp.ne.u64 known, %0, 0;\n"
+      "  setp.ne.and.u64 known, %1, 0, known;\n"
+      "  @known griddepcontrol.wait;\n"
+      "}" ::"l"(first),
+      "l"(second)
+      : "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 }  // namespace unisono::cuda

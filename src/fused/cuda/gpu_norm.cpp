@@ -2,6 +2,7 @@
 // for the rest.
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <limits>
 #include <string>
 
@@ -68,13 +69,17 @@ unsigned held_bytes(const Task& task, unsigned elements, std::size_t rows) {
 void finish(cuda::Engine& engine, const Task& task, const byte* sums) {
   gpu::Finish finish{work_of(task), sums, held_bytes(task, static_cast<unsigned>(task.call.hidden), 1)};
   finish.work.whole = finish.work.whole && number(sums) % (8 * size_of(task.call.dtype)) == 0;
+  const std::size_t hidden = task.call.hidden, rows = task.call.rows;
+  const bool few = hidden > gpu::kNotShort && rows <= kFewRows;
+  if (few && hidden <= *std::rbegin(gpu::kShort) && finish.work.whole && !finish.work.layer)
+    return engine.start(gpu::short_rows_kernel(task.call.dtype, task.call.quant, hidden), &finish,
+                        {.blocks = static_cast<int>(rows), .threads = kFewestThreads}, task.call.stream);
   // many threads for the time of a few rows, few for the rate of many
-  const bool few = task.call.hidden > std::size_t{8} * kFewestThreads && task.call.rows <= kFewRows;
   const int threads = few ? kMostFinishing : kFewestThreads;
-  engine.start(
-      gpu::finish_kernel(task.call.dtype, threads, finish.work.whole && finish.row_bytes > 0), &finish,
-      {.blocks = static_cast<int>(task.call.rows), .threads = threads, .shared_bytes = finish.row_bytes},
-      task.call.stream);
+  engine.start(gpu::finish_kernel(task.call.dtype, threads, finish.work.whole && finish.row_bytes > 0),
+               &finish,
+               {.blocks = static_cast<int>(rows), .threads = threads, .shared_bytes = finish.row_bytes},
+               task.call.stream);
 }
 
 void run_apart(Communicator::Impl& impl, cuda::Engine& engine, const Task& task) {

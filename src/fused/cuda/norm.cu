@@ -85,6 +85,9 @@ void load(int ranks) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     for (const int threads : {256, 1024})
       for (const bool fast : {false, true}) cuda::load_with_shared(finish_kernel(dtype, threads, fast));
+    for (const NormQuant quant :
+         {NormQuant::none, NormQuant::fp8, NormQuant::fp8_token, NormQuant::fp8_128, NormQuant::mx})
+      for (const std::size_t hidden : kShort) cuda::load(short_rows_kernel(dtype, quant, hidden));
     if (ranks == 1 || ranks > cuda::kFewRanks) continue;
     for (const bool lines : {false, true})
       for (const bool whole : {false, true})

@@ -42,6 +42,10 @@ struct Share {
   unsigned block, bits, count;
 };
 
+// Elements of the rows that a block of 256 threads holds in registers: more than kNotShort, and at most those
+// of one of the kernels.
+inline constexpr std::size_t kNotShort = 2048, kShort[] = {4096, 7168, 8192};
+
 // A block keeps its shares of a kernel's rows in shared memory too, `row_bytes` for each, if that is not 0;
 // else it reads them from residual_out again.
 inline constexpr std::size_t kMostShared = std::size_t{92} << 10;  // of a block; fits twice on an SM
@@ -73,8 +77,10 @@ struct Form {
 };
 
 // Return the kernel of a call, for cudaLaunchKernel. In one step everyone sums every row, in two its owner.
-// threads: 256 or 1024. fast: rows are whole, and lie in shared memory.
+// threads: 256 or 1024. fast: rows are whole, and lie in shared memory. short_rows_kernel: of 256 threads,
+// for an RMS norm of short rows that are whole.
 const void* finish_kernel(DType dtype, int threads, bool fast);
+const void* short_rows_kernel(DType dtype, NormQuant quant, std::size_t hidden);
 const void* one_step_kernel(const Form& form);
 const void* two_steps_kernel(const Form& form);
 

@@ -113,6 +113,21 @@ __device__ inline float sum_told(const Rounds& rounds) {
 }
 static_assert(kSummers == 8 * kWarp && kEach == 4, "sum_told adds so");
 
+// Returns result(sum), of the sum of the partial sums that all blocks tell. All threads of the blocks that
+// share the row call it, and get it.
+template <class Result>
+__device__ inline float total_told(Rounds& rounds, const Result& result) {
+  rounds.hear(kSummers);
+  if (threadIdx.x < kWarp) {
+    const float sum = sum_told(rounds);
+    if (threadIdx.x == 0) rounds.result() = result(sum);
+  }
+  __syncthreads();
+  const float total = rounds.result();
+  rounds.end();
+  return total;
+}
+
 // Returns result(sum), of the sum over a row of its elements, or of the squares of their distances from the
 // mean. All threads of the blocks that share the row call it, and get it.
 template <bool kFast, class T, class Result>
@@ -144,15 +159,7 @@ __device__ inline float total_of(Rounds& rounds, const Share& share, const Value
     }
     rounds.tell(thread / tellers, share.block * tellers + thread % tellers, sums);
   }
-  rounds.hear(kSummers);
-  if (thread < kWarp) {
-    const float sum = sum_told(rounds);
-    if (thread == 0) rounds.result() = result(sum);
-  }
-  __syncthreads();
-  const float total = rounds.result();
-  rounds.end();
-  return total;
+  return total_told(rounds, result);
 }
 
 // Returns the largest of the numbers of all threads of all blocks that share a row, to each of them.
