@@ -17,22 +17,26 @@ constexpr std::size_t kBufferAlign = 128;
 
 // How permute_kernel moves rows: whole, as bytes; or in segments that a warp quantises in a short time.
 struct Segments {
-  UNISONO_PORTABLE Segments(const Dims& dims, std::size_t bytes_of_row) {
-    const bool scaled = dims.scales != MoeScales::none;
-    all = scaled ? dims.hidden : bytes_of_row;
-    count = scaled ? static_cast<unsigned>((all + kMost - 1) / kMost) : 1;
-    each = scaled ? round_up((all + count - 1) / count, kScaleBlock) : all;
-    if (scaled) count = static_cast<unsigned>((all + each - 1) / each);
-    element_bytes = scaled ? dims.row_bytes / dims.hidden : 1;
-    scale_bytes = dims.scales == MoeScales::e4m3_128 ? sizeof(float) : 1;
-    scales_at = round_up(smaller(each, all) * element_bytes, kBufferAlign);
-    buffer_bytes = scales_at + (scaled ? round_up(each / kScaleBlock * scale_bytes, kBufferAlign) : 0);
+  UNISONO_PORTABLE Segments(const Dims& dims, MoeScales scales, std::uint32_t bytes_of_row) {
+    if (scales == MoeScales::none) {
+      each = all = bytes_of_row;
+      buffer_bytes = scales_at = round_up(each, kBufferAlign);
+      return;
+    }
+    element_bytes = dims.dtype == DType::f32 ? 4 : 2;
+    scale_bytes = scales == MoeScales::e4m3_128 ? sizeof(float) : 1;
+    all = static_cast<unsigned>(dims.hidden);
+    const unsigned most = dims.dtype == DType::f32 ? kMostBytes / 4 : kMostBytes / 2;
+    count = (all + most - 1) / most;
+    each = count > 1 ? most : all;
+    scales_at = round_up(each * element_bytes, kBufferAlign);
+    buffer_bytes = scales_at + round_up(scales::blocks_of(each) * scale_bytes, kBufferAlign);
   }
-  static constexpr std::size_t kMost = 2048;
-  unsigned count;
-  std::size_t all, each;                   // elements of a row, and of a segment
-  std::size_t element_bytes, scale_bytes;  // of one
-  std::size_t scales_at, buffer_bytes;     // where scales lie in a warp's buffer, and its bytes
+  static constexpr unsigned kMostBytes = 4096;  // of a segment; some steps of a warp, all of them whole
+  unsigned count = 1;
+  unsigned all, each;                           // elements of a row, and of a segment
+  unsigned element_bytes = 1, scale_bytes = 1;  // of one
+  std::size_t scales_at, buffer_bytes;          // where scales lie in a warp's buffer, and its bytes
 };
 
 // Returns the buffers of a warp: one that quantises loads its next segment meanwhile.
@@ -40,20 +44,28 @@ constexpr unsigned buffers_of_warp(MoeScales scales) { return scales == MoeScale
 
 constexpr std::size_t kPassing = 32 << 20;  // bytes of rows, of which L2 keeps too few for the next kernel
 
-// Stores a segment's scales, `bytes` bytes from `from` of each target's. Zeros follow the first `given` ones.
-__device__ void store_scales(const Work& work, const Targets& targets, int count, const byte* scales,
-                             std::size_t from, std::size_t bytes, std::size_t given) {
-  __syncwarp();
-  for (int t = 0; t < count; ++t) {
-    byte* const to = scales_at(work, targets.of[t], work.space.x(work.epoch) + work.space.scales) + from;
-    if (given % 4 == 0 && from % 4 == 0) {
-      for (std::size_t i = lane(); i < bytes / 4; i += 32)
-        reinterpret_cast<std::uint32_t*>(to)[i] =
-            i < given / 4 ? reinterpret_cast<const std::uint32_t*>(scales)[i] : 0;
-    } else {
-      for (std::size_t i = lane(); i < bytes; i += 32) to[i] = i < given ? scales[i] : byte{0};
-    }
+// Stores the scales of a token's segment: `bytes` of them, and zeros up to a word. to: in the first row's
+// scales. A lane that `sends` has a row.
+__device__ void store_scales(byte* to, std::size_t bytes_of_row, bool sends, std::int32_t row,
+                             const byte* scales, unsigned bytes) {
+  std::uint32_t word = 0;
+  const unsigned first = lane() * 4;
+  if (first < bytes) word = *reinterpret_cast<const std::uint32_t*>(scales + first);
+  if (first + 4 > bytes) word &= (1u << (bytes - first) % 4 * 8) - 1;
+  for (unsigned rest = __ballot_sync(kAllLanes, sends); rest != 0; rest &= rest - 1) {
+    const auto at = static_cast<std::size_t>(__shfl_sync(kAllLanes, row, __ffs(static_cast<int>(rest)) - 1));
+    if (first < bytes) *reinterpret_cast<std::uint32_t*>(to + at * bytes_of_row + first) = word;
   }
+}
+
+// Sends what else is known of a token of a rank alone.
+__device__ void send_rest(const Work& work, const Dispatch& dispatch, Targets& targets, unsigned number) {
+  if (dispatch.routed && !dispatch.weights && dispatch.payloads.count == 1) return;
+  const Token token(work, number);
+  tell_routes(work, dispatch, token, number);
+  if (dispatch.payloads.count == 1) return;
+  const int count = find_targets(work, dispatch, token, targets);
+  copy_payloads(work, dispatch, targets, count, 1, number, 0, 1);
 }
 
 // Sends the tokens of a rank alone: a warp has a row in shared memory, from which it goes to all its places.
@@ -68,7 +80,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr bool kQuantised = kScales != MoeScales::none;
   const Dims& d = work.dims;
   const Payload& x = dispatch.payloads.of[0];
-  const Segments segments(d, x.bytes);
+  const Segments segments(d, kScales, x.bytes);
   const unsigned tokens = (work.tokens + gridDim.x - 1 - blockIdx.x) / gridDim.x;
   const unsigned experts = (static_cast<unsigned>(d.local_experts) + gridDim.x - 1 - blockIdx.x) / gridDim.x;
   const unsigned rows = tokens * segments.count;
@@ -83,55 +95,67 @@ __global__ void __launch_bounds__(kThreads)
   RowBuffer buffer = buffer_of(0), other = kBuffers > 1 ? buffer_of(1) : buffer;
   struct Item {
     unsigned number, token;
-    std::size_t first, count;  // elements of the segment
+    unsigned first, count;  // elements of the segment
+    std::int32_t place;     // of the lane's copy of the token
   };
   const auto begin = [&](const RowBuffer& to, unsigned number) -> Item {
     if (number >= rows) return {.number = number};
     Item item{.number = number,
               .token = blockIdx.x + number / segments.count * gridDim.x,
               .first = number % segments.count * segments.each};
-    item.count = smaller(segments.each, segments.all - item.first);
+    item.count = min(segments.each, segments.all - item.first);
     if (lane() == 0)
-      to.load(x.from + (item.token * segments.all + item.first) * segments.element_bytes,
-              static_cast<std::uint32_t>(item.count * segments.element_bytes));
+      to.load(x.from + (std::size_t{item.token} * segments.all + item.first) * segments.element_bytes,
+              item.count * segments.element_bytes);
     return item;
+  };
+  const std::int32_t* const places =
+      table<std::int32_t>(work, d.expert_major() ? work.space.places : work.space.homes);
+  const auto k = static_cast<unsigned>(d.top_k);
+  const auto find_place = [&](Item& item) {
+    item.place = item.number < rows && lane() < k ? places[std::size_t{item.token} * k + lane()] : kNone;
   };
   const auto begin_next = [&] {
     RowBuffer::drain();
     unsigned number = 0;
     if (lane() == 0) number = atomicAdd(&taken, 1u);
-    return begin(other, __shfl_sync(kAllLanes, number, 0));
+    Item next = begin(other, __shfl_sync(kAllLanes, number, 0));
+    find_place(next);  // which is there when its elements are
+    return next;
   };
   if (threadIdx.x == 0) taken = blockDim.x / 32;
   Item item = begin(buffer, warp_of_block());  // what is loaded is older than the kernel of routes
   await_last_kernel();
   const bool fails = failed(work);
-  const bool passes = std::size_t{work.tokens} * static_cast<unsigned>(d.top_k) * x.bytes > kPassing;
+  find_place(item);
+  const std::int32_t first_row =
+      d.expert_major() ? 0 : table<std::int32_t>(work, work.space.first_there)[d.rank];
+  const bool passes = std::size_t{work.tokens} * k * x.bytes > kPassing;
   Targets& targets = all_targets[warp_of_block()];
   while (item.number < items) {
     Item next;
     if (item.number < rows) {
       if (fails) return buffer.await();
-      const Token token(work, item.token);
-      const int count = find_targets(work, dispatch, token, targets);
-      if (item.first == 0) tell_routes(work, dispatch, token, item.token);
-      aim(work, targets, count, x.to, x.bytes);
+      if (kBuffers == 1) send_rest(work, dispatch, targets, item.token);
       buffer.await();
       if constexpr (kBuffers > 1) next = begin_next();
       if constexpr (kQuantised) {
         quantise_in_place<T, kScales>(buffer.row, buffer.row + segments.scales_at, item.count);
         buffer.publish();
       }
-      if (static_cast<int>(lane()) < count)
-        buffer.store(targets.at[lane()] + item.first, static_cast<std::uint32_t>(item.count), passes);
+      const bool sends = item.place != kNone;
+      const std::int32_t row = first_row + (d.expert_major() ? item.place : Home(item.place).position);
+      if (sends)
+        buffer.store(mine<byte>(work, x.to) + static_cast<std::size_t>(row) * x.bytes + item.first,
+                     item.count, passes);
       if constexpr (kQuantised) {
-        const std::size_t from = item.first / kScaleBlock * segments.scale_bytes;
-        const std::size_t given = scales::blocks_of(item.count) * segments.scale_bytes;
-        store_scales(work, targets, count, buffer.row + segments.scales_at, from,
-                     item.first + item.count < d.hidden ? given : d.scale_bytes - from, given);
+        byte* const to = mine<byte>(work, work.space.x(work.epoch) + work.space.scales) +
+                         item.first / kScaleBlock * segments.scale_bytes;
+        store_scales(to, d.scale_bytes, sends, row, buffer.row + segments.scales_at,
+                     static_cast<unsigned>(scales::blocks_of(item.count)) * segments.scale_bytes);
       }
-      if (item.first == 0) copy_payloads(work, dispatch, targets, count, 1, item.token, 0, 1);
       if constexpr (kBuffers == 1) next = begin_next();
+      else if (item.first == 0) send_rest(work, dispatch, targets, item.token);
     } else {
       if (!fails) name_rows(work, blockIdx.x + (item.number - rows) * gridDim.x);
       next = begin_next();
@@ -155,9 +179,10 @@ __global__ void __launch_bounds__(kThreads)
 constexpr std::size_t kRowsBytes = 172 << 10;
 
 // Returns the warps of a block of permute_kernel, or 0 if rows are too wide for it.
-unsigned permuting_warps(const Dims& dims, std::size_t bytes_of_row) {
-  const std::size_t warps =
-      (kRowsBytes - kBufferAlign) / Segments(dims, bytes_of_row).buffer_bytes / buffers_of_warp(dims.scales);
+unsigned permuting_warps(const Dims& dims, std::uint32_t bytes_of_row) {
+  const std::size_t warps = (kRowsBytes - kBufferAlign) /
+                            Segments(dims, dims.scales, bytes_of_row).buffer_bytes /
+                            buffers_of_warp(dims.scales);
   return warps < 4 ? 0 : static_cast<unsigned>(std::min<std::size_t>(warps, kWarps));
 }
 

@@ -22,6 +22,13 @@ struct alignas(kEach * sizeof(T)) Pack {
     const auto bits = static_cast<std::uint32_t>(std::bit_cast<Bits>(value)) << (i % kOfWord * kBits);
     words[i / kOfWord] = i % kOfWord == 0 ? bits : words[i / kOfWord] | bits;
   }
+  // An initialiser would be loaded from global memory.
+  __device__ static Pack zeros() {
+    Pack pack;
+#pragma unroll
+    for (std::uint32_t& word : pack.words) word = 0;
+    return pack;
+  }
   using Bits = std::conditional_t<sizeof(T) == 1, std::uint8_t,
                                   std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>>;
   static constexpr int kBits = 8 * static_cast<int>(sizeof(T));
@@ -110,16 +117,17 @@ __device__ inline void clear_row(byte* at, std::size_t bytes, int word) {
 
 using cuda::codes_of;
 
-// The result of a block's largest magnitude: the factor of its elements, and its scale.
+// The result of a block's largest magnitude: the factor of its elements, and its scale. The factor is NaN,
+// and so is each code, if an element is not finite.
 template <MoeScales kScales>
 struct Scale {
   __device__ explicit Scale(std::uint32_t largest) : finite(scales::finite(largest)) {
     if constexpr (kScales == MoeScales::mx) {
-      value = scales::power_of(largest);
-      inverse = scales::inverse_of_power(finite ? value : 127u);
+      value = cuda::power_of(largest);
+      inverse = finite ? scales::inverse_of_power(value) : numeric::as_float(0x7fc00000u);
     } else {
-      value = numeric::as_bits(scales::scale_of(largest));
-      inverse = finite ? scales::inverse_of(largest) : 1.0f;
+      value = numeric::as_bits(cuda::scale_of(largest));
+      inverse = cuda::inverse_of(largest);
     }
   }
   __device__ void store(byte* row, std::size_t block) const {
@@ -161,16 +169,15 @@ struct Quantised {
 
   // Each lane finds the scale of one step, not of all four.
   __device__ explicit Quantised(const Pack<T, kEach> (&elements)[kSteps]) : scale(largest(elements)) {
-    const float factor = scale.finite ? scale.inverse : 0.0f;
 #pragma unroll
     for (unsigned u = 0; u < kSteps; ++u) {
-      const float inverse = __shfl_sync(kAllLanes, factor, static_cast<int>(lane() / kSteps * kSteps + u));
+      const float inverse =
+          __shfl_sync(kAllLanes, scale.inverse, static_cast<int>(lane() / kSteps * kSteps + u));
       const auto value = [&](unsigned e) { return Wide<T>::from(elements[u].get(static_cast<int>(e))); };
 #pragma unroll
       for (unsigned w = 0; w < kEach / 4; ++w)
-        codes[u].words[w] = inverse != 0 ? codes_of(value(4 * w), value(4 * w + 1), inverse) |
-                                               codes_of(value(4 * w + 2), value(4 * w + 3), inverse) << 16
-                                         : 0x7f7f7f7fu;
+        codes[u].words[w] = codes_of(value(4 * w), value(4 * w + 1), inverse) |
+                            codes_of(value(4 * w + 2), value(4 * w + 3), inverse) << 16;
     }
   }
   // Returns the largest magnitude of the lane's block in step lane() % kSteps.
@@ -189,11 +196,10 @@ struct Quantised {
     return most;
   }
   // Calls `store` with the scale's block in the row, of steps from `first` on, if the lane is to store it.
-  template <class Store>
-  __device__ void each_scale(std::size_t first, std::size_t end, std::size_t hidden,
-                             const Store& store) const {
-    const std::size_t step = first + lane() % kSteps;
-    const std::size_t at = (step * 32 + lane() / kLanes * kLanes) * kEach;
+  template <class Index, class Store>
+  __device__ void each_scale(Index first, Index end, Index hidden, const Store& store) const {
+    const Index step = first + lane() % kSteps;
+    const Index at = (step * 32 + lane() / kLanes * kLanes) * kEach;
     if (lane() % kLanes < kSteps && step < end && at < hidden) store(at / kScaleBlock);
   }
 
@@ -212,7 +218,7 @@ __device__ inline void quantise_wide(const Work& work, const byte* from, const T
 #pragma unroll
     for (unsigned u = 0; u < kSteps; ++u) {
       const std::size_t i = (step + u) * kStep + lane() * kEach;
-      some[u] = {};
+      some[u] = Pack<T, kEach>::zeros();
       if (step + u < part.end && i < hidden)
         some[u] = *reinterpret_cast<const Pack<T, kEach>*>(from + i * sizeof(T));
     }
@@ -236,29 +242,28 @@ __device__ inline void quantise_wide(const Work& work, const byte* from, const T
   }
 }
 
-// Quantises a row where it lies, in shared memory: its codes begin where its elements began.
+// Quantises elements where they lie, in shared memory: their codes begin where they began.
 template <class T, MoeScales kScales>
-__device__ inline void quantise_in_place(byte* row, byte* scales_to, std::size_t hidden) {
-  constexpr unsigned kEach = sizeof(uint4) / sizeof(T);
-  constexpr std::size_t kStep = 32 * kEach;
-  const std::size_t steps = (hidden + kStep - 1) / kStep;
+__device__ inline void quantise_in_place(byte* row, byte* scales_to, unsigned count) {
+  constexpr unsigned kEach = sizeof(uint4) / sizeof(T), kStep = 32 * kEach;
+  const unsigned steps = (count + kStep - 1) / kStep;
 #pragma unroll 1
-  for (std::size_t step = 0; step < steps; step += kSteps) {
+  for (unsigned step = 0; step < steps; step += kSteps) {
     Pack<T, kEach> some[kSteps];
 #pragma unroll
     for (unsigned u = 0; u < kSteps; ++u) {
-      const std::size_t i = (step + u) * kStep + lane() * kEach;
-      some[u] = {};
-      if (i < hidden) some[u] = *reinterpret_cast<const Pack<T, kEach>*>(row + i * sizeof(T));
+      const unsigned i = (step + u) * kStep + lane() * kEach;
+      some[u] = Pack<T, kEach>::zeros();
+      if (i < count) some[u] = *reinterpret_cast<const Pack<T, kEach>*>(row + i * sizeof(T));
     }
     __syncwarp();
     const Quantised<T, kEach, kScales> quantised(some);
 #pragma unroll
     for (unsigned u = 0; u < kSteps; ++u)
-      if (const std::size_t i = (step + u) * kStep + lane() * kEach; i < hidden)
+      if (const unsigned i = (step + u) * kStep + lane() * kEach; i < count)
         *reinterpret_cast<Pack<std::uint8_t, kEach>*>(row + i) = quantised.codes[u];
-    quantised.each_scale(step, steps, hidden,
-                         [&](std::size_t block) { quantised.scale.store(scales_to, block); });
+    quantised.each_scale(step, steps, count,
+                         [&](unsigned block) { quantised.scale.store(scales_to, block); });
   }
 }
 
@@ -283,8 +288,7 @@ __device__ inline void quantise_narrow(const Work& work, const byte* from, const
 #pragma unroll
       for (int e = 0; e < kMine; ++e)
         if (const std::size_t i = block * kScaleBlock + lane() + 32 * e; i < hidden)
-          targets.at[t][i] = scale.finite ? static_cast<byte>(codes_of(values[e], 0.0f, scale.inverse))
-                                          : static_cast<byte>(scales::kNanCode);
+          targets.at[t][i] = static_cast<byte>(codes_of(values[e], 0.0f, scale.inverse));
       if (lane() == 0) scale.store(scales_at(work, targets.of[t], scales_array), block);
     }
   }
