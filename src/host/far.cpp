@@ -9,7 +9,7 @@ namespace unisono::host {
 namespace {
 
 constexpr std::size_t kBounce = 128 << 10;  // bytes of a far source at once; a few fit the level-2 cache
-constexpr std::size_t kPage = 4096, kAround = 64 << 10;  // bytes; of a piece that goes around a crawling move
+constexpr std::size_t kAround = 64 << 10;   // bytes; of a piece that goes around a crawling move
 
 // Makes one call of the kernel. Returns how many bytes it has copied, or -1 and errno.
 ssize_t copy_once(Way way, int pid, byte* near, std::uint64_t far, std::size_t bytes) {

@@ -59,8 +59,8 @@ class Group {
   bool kernel_suits(const void* at, std::size_t bytes) const {
     return kernel_copies_ == KernelCopies::fast || pages_.huge(at, bytes);
   }
-  // Returns whether ranks learn which way large transfers go: where the kernel's copies are fast, and they have
-  // a core each.
+  // Returns whether ranks learn which way large transfers go: where the kernel's copies are fast, and they
+  // have a core each.
   bool learns_ways() const { return kernel_copies_ == KernelCopies::fast && ranks_a_core_ == 1; }
   // Returns whether copies of what another core has take less time abreast (Kernels::copy_abreast).
   static bool copies_abreast() { return abreast_; }

@@ -197,7 +197,7 @@ class HostThread {
   }
 
   // Return the place of piece `index` in the ring to the peer (in its memory), and in the ring from the peer
-  // (in this rank's). Each piece begins where the one before ended.
+  // (in this rank's). Each piece begins behind the one before.
   byte* chunk_at(int peer, std::uint32_t index, std::size_t bytes) {
     Counters& c = signals(peer);
     byte* const at = chunk(peer, rank_, c.put, index, bytes);
@@ -266,8 +266,15 @@ class HostThread {
     const Placed& last = signals(peer).put;
     const std::size_t bytes = last.end - last.begin;
     if (bytes > kMostOwned || last.around) return;
-    byte* const next = ring(peer, rank_) + (last.end + bytes > ring_bytes(peer, rank_) ? 0 : last.end);
+    const std::size_t whole = ring_bytes(peer, rank_), begin = after(last, bytes, whole);
+    byte* const next = ring(peer, rank_) + (begin + bytes > whole ? 0 : begin);
     for (std::size_t at = 0; at < bytes; at += sizeof(host::Line)) host::own(next + at);
+  }
+  // Returns where a piece begins that comes after another in a ring of `whole` bytes: on a page of its own
+  // (host::kPaged), if the ring still has room for all pieces that may be under way.
+  std::size_t after(const Placed& last, std::size_t bytes, std::size_t whole) const {
+    const bool paged = bytes >= host::kPaged && whole >= (kChunks + 1) * (layout_.chunk_bytes + host::kPage);
+    return paged ? round_up(last.end, host::kPage) : last.end;
   }
   std::size_t ring_bytes(int owner, int writer) const {
     return owner == writer ? layout_.own_ring_bytes : layout_.ring_bytes;
@@ -282,7 +289,7 @@ class HostThread {
   byte* chunk(int owner, int writer, Placed& last, std::uint32_t index, std::size_t bytes) {
     byte* const ring = this->ring(owner, writer);
     const std::size_t whole = ring_bytes(owner, writer);
-    if (last.index != index) last = {index, last.end, 0};
+    if (last.index != index) last = {index, after(last, bytes, whole), 0};
     if (last.begin + bytes > whole) last.begin = 0;
     last.end = round_up(last.begin + bytes, sizeof(host::Line));
     return ring + last.begin;

@@ -10,24 +10,22 @@
 namespace unisono {
 namespace {
 
-constexpr std::size_t kKiB = 1024, kPage = 4 * kKiB;
+constexpr std::size_t kKiB = 1024;
 constexpr std::size_t kMostRing = 256 * kKiB, kLeastRing = 8 * kKiB;
 constexpr std::size_t kRings = 1024 * kKiB;  // bytes of a rank, unless its rings are the least
 constexpr std::size_t kMostCells = 128;      // of a ring; they take at most a quarter of it
 constexpr std::size_t kMostPiece = 32 * kKiB;
-constexpr std::size_t kFilled = 64 * kKiB;     // of a ring, that get memory at once
+constexpr std::size_t kFilled = 64 * kKiB;      // of a ring, that get memory at once
 constexpr std::size_t kMostOwned = 128 * kKiB;  // lines that are asked for ahead
 constexpr std::size_t kLine = sizeof(host::Line);
 constexpr std::size_t kBell = 2 * kLine;  // what lies behind it has lines of its own
 constexpr std::size_t kFixed = offsetof(MailHead, number);
 constexpr std::size_t kInCell = kLine - kFixed - sizeof(std::uint32_t);  // bytes of a message
-// From that many bytes on, data begins a page of its own, where a ring has room for so much. A reader's core fetches
-// what lies behind the lines that it reads, up to the end of their page: it would take the lines of the next
-// record from the writer, who has asked for them (docs/notes/host.md).
-constexpr std::size_t kPaged = 257, kPagedRoom = 96 * kKiB;
+constexpr std::size_t kPagedRoom = 96 * kKiB;  // of a ring whose records begin pages (host::kPaged)
 
 std::size_t ring_bytes(int ranks) {
-  return std::clamp(kRings / static_cast<std::size_t>(ranks) / kPage * kPage, kLeastRing, kMostRing);
+  return std::clamp(kRings / static_cast<std::size_t>(ranks) / host::kPage * host::kPage, kLeastRing,
+                    kMostRing);
 }
 std::size_t num_cells(int ranks) { return std::min(ring_bytes(ranks) / 4 / kLine, kMostCells); }
 std::size_t room_bytes(int ranks) { return ring_bytes(ranks) - num_cells(ranks) * kLine; }
@@ -37,7 +35,7 @@ bool in_cell(const MailHead& head, std::size_t bytes) {
 }
 
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, bool abreast = false) {
-  if (bytes < kPaged) return void(std::memcpy(to, from, bytes));
+  if (bytes < host::kPaged) return void(std::memcpy(to, from, bytes));
   const Dst dst{to};
   const host::Kernels& kernels = host::kernels();
   (abreast ? kernels.copy_abreast : kernels.copy)(&dst, 1, from, bytes);
@@ -71,7 +69,7 @@ MailRing::MailRing(Group& group, int reader, int writer)
       data_bytes_(room_bytes(group.size())) {}
 
 std::uint64_t MailRing::begin_of(std::size_t bytes) const {
-  return bytes >= kPaged && data_bytes_ >= kPagedRoom ? round_up(placed_, kPage) : placed_;
+  return bytes >= host::kPaged && data_bytes_ >= kPagedRoom ? round_up(placed_, host::kPage) : placed_;
 }
 
 void MailRing::reach(std::size_t bytes) {
@@ -122,8 +120,7 @@ void MailWriter::own_next(std::size_t bytes) const {
 }
 
 std::optional<MailRecord> MailReader::look() {
-  const auto* const line =
-      reinterpret_cast<const std::byte*>(&cell(next_.load(std::memory_order_relaxed)));
+  const auto* const line = reinterpret_cast<const std::byte*>(&cell(next_.load(std::memory_order_relaxed)));
   MailRecord record{};
   MailHead& head = record.head;
   std::memcpy(&head, line, sizeof head);

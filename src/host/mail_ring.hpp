@@ -18,8 +18,8 @@ class Group;
 
 // The head of a record. Records go to other nodes too, over a transport.
 struct MailHead {
-  // eager, more: a message, which begins at once. offer, taken: one that its receiver copies. accept, part: one
-  // that its sender writes when its receive is there.
+  // eager, more: a message, which begins at once. offer, taken: one that its receiver copies. accept, part:
+  // one that its sender writes when its receive is there.
   enum Kind : std::uint16_t { eager, more, offer, taken, accept, part };
   Kind kind;
   DType dtype;
@@ -73,7 +73,7 @@ class MailRing {
   };
   struct Cell {
     MailHead head;
-    std::byte more[20];
+    std::byte rest[20];                // of a small message, whose data begins within the head
     std::atomic<std::uint32_t> stamp;  // counts laps: this lap's says that the record is there
   };
   static_assert(sizeof(Cell) == sizeof(host::Line));
@@ -101,6 +101,7 @@ class MailRing {
   std::uint64_t placed_ = 0;  // bytes of data, by this end
 };
 
+// Used by one thread at a time.
 class MailWriter : public MailRing {
  public:
   MailWriter(Group& group, int reader, int writer) : MailRing(group, reader, writer) {}
@@ -116,10 +117,11 @@ class MailWriter : public MailRing {
   std::uint64_t taken_cells_ = 0, taken_ = 0;  // when this end has last looked
 };
 
+// Used by one thread at a time, except `ready`.
 class MailReader : public MailRing {
  public:
   MailReader(Group& group, int reader, int writer) : MailRing(group, reader, writer) {}
-  // Returns whether there is a record. From any thread.
+  // Returns whether there is a record.
   bool ready() const {
     const std::uint64_t next = next_.load(std::memory_order_relaxed);
     return gate_.opened.load(std::memory_order_acquire) != 0 &&

@@ -41,13 +41,13 @@ void Mailbox::no_message(int source) {
       name(source) + " has sent what is no message: start every rank with the same version of Unisono.");
 }
 
-// Returns whether a message is sent before its receiver has asked for it. One whose memory the receiver
-// reaches takes less time if it is copied once, unless the receiver has found otherwise.
+// Returns whether a message is sent before its receiver has asked for it. A large one whose memory the
+// receiver reaches takes less time if it is copied once, unless the receiver has found otherwise.
 bool Mailbox::goes_at_once(const Message& message) {
-  constexpr std::size_t kTwice = std::size_t{16} << 10;  // up to which two copies take less time than an offer
+  constexpr std::size_t kLarge = (std::size_t{16} << 10) + 1;
   if (!near(message.peer)) return message.bytes <= abroad_->most_bytes;
   if (message.bytes > MailRing::eager_bytes(group_.size())) return false;
-  if (message.bytes <= kTwice) return true;
+  if (message.bytes < kLarge) return true;
   const Place at = place(message);
   return at.allocation == Place::kNone ||
          (at.allocation == Place::kAddress && to(message.peer).wants_pieces(message.bytes));
@@ -99,8 +99,10 @@ void Mailbox::push(int peer) {
       wrote = wrote || letter->moved > before;
     } else {
       const Place at = place(*letter);
-      room = put(peer, {Head::offer, letter->dtype, letter->tag, letter->bytes, at.allocation, numbers_ + 1, at.offset},
-                 nullptr, 0);
+      room = put(
+          peer,
+          {Head::offer, letter->dtype, letter->tag, letter->bytes, at.allocation, numbers_ + 1, at.offset},
+          nullptr, 0);
     }
     if (!room) break;
     wrote = true;

@@ -5,8 +5,8 @@
 // are pieces of small messages (eager) and offers of large ones. The receiver of an offer copies the message
 // from the sender's memory, if it reaches that, and tells the sender when it has. Otherwise it accepts the
 // offer, and the sender writes the message in parts. A ring can always be emptied, since a message that no
-// receive waits for is kept on the heap. Whoever waits moves everything of this rank on. While no one waits, a
-// thread of the communicator moves messages that have begun. Between nodes a transport carries the records,
+// receive waits for is kept on the heap. Whoever waits moves everything of this rank on. While no one waits,
+// a thread of the communicator moves messages that have begun. Between nodes a transport carries the records,
 // and an accepted message as a whole, if it can.
 //
 // A call whose message goes at once, since nothing else is under way, makes no letter.
@@ -214,7 +214,7 @@ class Mailbox {
   const std::shared_ptr<Door> door_ = std::make_shared<Door>();
   std::mutex& mutex_ = door_->mutex;
   std::atomic<std::uint32_t> heard_;  // the bell's count when this rank has last looked at all rings
-  std::deque<Inbox> inboxes_;  // of each rank
+  std::deque<Inbox> inboxes_;         // of each rank
   std::deque<Outbox> outboxes_;
   std::atomic<bool> blocked_ = false;  // a ring had no room
   std::list<Sent> posted_;             // receives, in the order in which they came

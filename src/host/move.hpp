@@ -13,11 +13,13 @@
 
 namespace unisono::host {
 
+inline constexpr std::size_t kPage = 4096;
+
 // Returns whether string moves (rep movsb, of which libc's memcpy and the kernel's copies are made) may take
 // 20 times as long: on AMD's cores they do where `to` lies 1 to 31 bytes further than `from` in a page
 // (docs/notes/host.md). So do two arrays of whole pages that malloc has made one after the other.
 inline bool string_moves_crawl(const void* to, std::uintptr_t from) {
-  constexpr std::uintptr_t kPage = 4096, kNear = 32;
+  constexpr std::uintptr_t kNear = 32;
   const std::uintptr_t ahead = (reinterpret_cast<std::uintptr_t>(to) - from) % kPage;
   return ahead != 0 && ahead < kNear;
 }
@@ -31,6 +33,11 @@ inline void own(const void* line) {
   __builtin_prefetch(line, 1);
 #endif
 }
+
+// From that many bytes on, data that one core writes for another begins a page of its own. A reader's core
+// fetches what lies behind the lines that it reads, up to the end of their page: it would take the lines of
+// the next piece from the writer, who has asked for them (docs/notes/host.md).
+inline constexpr std::size_t kPaged = 257;
 
 // Combines `n_srcs` sources in order and writes every destination, as a lane's move with a reduction.
 using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);

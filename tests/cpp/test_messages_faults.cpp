@@ -192,8 +192,8 @@ TEST(Message, CloseEndsThoseUnderWay) {
 // A record that no mailbox has sent is an error, of whatever form.
 TEST(Message, StrayRecordsFromAnotherNode) {
   // kind, tag, bytes of data that the head tells of, bytes that follow
-  constexpr std::uint32_t kForms[][4] = {
-      {0, 3, 8, 4}, {0, 3, 8, 9}, {9, 3, 0, 0}, {1, 3, 8, 8}, {2, 3, 8, 8}, {5, 3, 1 << 30, 0}};
+  constexpr std::uint32_t kForms[][4] = {{0, 3, 8, 4}, {0, 3, 8, 9}, {9, 3, 0, 0},
+                                         {1, 3, 8, 8}, {2, 3, 8, 8}, {5, 3, 1 << 30, 0}};
   for (int form = -1; form < static_cast<int>(std::size(kForms)); ++form) {
     std::vector<std::byte> record(7);
     if (form >= 0) {

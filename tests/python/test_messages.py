@@ -28,6 +28,11 @@ def test_large_without_far_memory() -> None:
     assert outcome.results() == [[]] * 2
 
 
+@pytest.mark.parametrize(("n", "far"), [(2, "1"), (2, "0"), (3, "1"), (10, "0")])
+def test_in_turn(n: int, far: str) -> None:
+    assert ranks.play(n, "message_programs:in_turn", env={"UNISONO_FAR": far}).results() == [[]] * n
+
+
 def test_across_nodes() -> None:
     outcome = ranks.play(4, "message_programs:across_nodes", nodes=2, env=fabric.between_nodes())
     for rank, (split, node) in enumerate(outcome.results()):

@@ -130,7 +130,7 @@ def test_times_beside_the_mpi(mpi: mpi_programs.Mpi, tmp_path: Path) -> None:
     words = [str(wrapper), *flags, f"-Wl,-rpath,{folder}", str(source), "-o", str(program), "-lunisono"]
     built = ranks.run(words, mpi.env)
     assert built.code == 0, str(built)
-    for collective in ("all_reduce", "reduce_scatter"):
+    for collective in ("all_reduce", "reduce_scatter", "message"):
         ended = mpi.run("aa", [program, collective, "3", "4"])
         assert ended.code == 0, str(ended)
         rows = [json.loads(line) for line in ended.output.splitlines()]

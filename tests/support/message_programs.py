@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from typing import Any
@@ -123,6 +124,41 @@ def borders(nodes: str = "") -> list[object]:
             for work in works:
                 work.wait()
             comm.barrier()
+    return wrong
+
+
+def in_turn() -> list[object]:
+    """Calls that wait, around a ring of ranks, from two threads each: of sizes around what goes in a line, in
+    a piece, at once and by an offer, often enough for ranks to try every way. Returns what is wrong."""
+    sizes = (0, 1, 36, 37, 256, 257, 4096, 16_384, 16_385, 32_769, 65_536, 70_001, 190_464, 190_465, 262_157)
+    wrong: list[object] = []
+    with unisono.init() as comm:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        random = np.random.default_rng(3).integers(0, 256, max(sizes) + 64, np.uint8)
+
+        def content(source: int, tag: int, call: int, n: int) -> np.ndarray[Any, Any]:
+            begin = (7 * source + 3 * tag + call) % 64
+            return random[begin : begin + n]
+
+        def calls(tag: int) -> None:
+            for n in sizes:
+                for call in range(24):
+                    x, out = content(comm.rank, tag, call, n).copy(), np.zeros(n + 1, np.uint8)
+                    if comm.rank == 0:
+                        comm.send(x, right, tag=tag)
+                    received = comm.recv(out, left if call % 5 else unisono.ANY_SOURCE, tag=tag)
+                    if comm.rank != 0:
+                        comm.send(x, right, tag=tag)
+                    expected = content(left, tag, call, n)
+                    if received.nbytes != n or (out[:n] != expected).any() or out[n]:
+                        wrong.append((tag, n, call, repr(received)))
+
+        threads = [threading.Thread(target=calls, args=(tag,)) for tag in (4, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        comm.barrier()
     return wrong
 
 
