@@ -26,8 +26,10 @@ Mailbox::Mailbox(Group& group, const Symmetric& symmetric, bool check, std::uniq
   door_->mailbox = this;
   for (int r = 0; r < size_; ++r) {
     if (!near(r)) continue;
-    inboxes_[static_cast<std::size_t>(r)].ring.emplace(group_, number(rank_), number(r));
-    outboxes_[static_cast<std::size_t>(r)].ring.emplace(group_, number(r), number(rank_));
+    inboxes_[static_cast<std::size_t>(r)].ring =
+        std::make_unique<MailReader>(group_, number(rank_), number(r));
+    outboxes_[static_cast<std::size_t>(r)].ring =
+        std::make_unique<MailWriter>(group_, number(r), number(rank_));
   }
 }
 

@@ -124,14 +124,14 @@ class Mailbox {
   };
   using Sent = std::shared_ptr<Letter>;
   struct Inbox {
-    std::optional<MailReader> ring;  // none: from another node
-    host::CallWays ways;             // of large messages
+    std::unique_ptr<MailReader> ring;  // null: from another node
+    host::CallWays ways;               // of large messages
     // of a message whose first piece has come
     Sent letter;
     Kept* kept = nullptr;
   };
   struct Outbox {
-    std::optional<MailWriter> ring;  // none: to another node
+    std::unique_ptr<MailWriter> ring;  // null: to another node
     std::deque<Head> answers;
     std::deque<Sent> letters;  // which have not been announced
     std::deque<Sent> streams;  // which have been accepted
