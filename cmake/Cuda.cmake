@@ -50,6 +50,8 @@ function(add_cuda_lane library)
     src/cuda/kernels/window.cu
     src/fused/cuda/norm.cu
     src/fused/cuda/one_step.cu
+    src/fused/cuda/short_one_step_lines.cu
+    src/fused/cuda/short_one_step_packets.cu
     src/fused/cuda/short_rows.cu
     src/fused/cuda/two_steps.cu
     src/moe/cuda/combine.cu

@@ -108,6 +108,22 @@ def test_rows_that_a_block_holds_in_registers() -> None:
             play(ranks, Job("short", number, 1, (1, 8, 13, 3)[number % 4], hidden, dtype, quant=quant))
 
 
+@pytest.mark.parametrize("algorithm", ["one_shot", "one_shot_ll128"])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_sums_that_blocks_hold_in_registers(n: int, algorithm: str) -> None:
+    """Clusters of 8 to 1 blocks, on GPUs of their own and on one; more rows than clusters. Of 7504 elements
+    one block has two messages of lines, the other one."""
+    with gpus(n) as ranks:
+        rows, lengths = (1, 5, 11, 14, 21, 30, 60), (2056, 5000, 7168, 7504, 8192)
+        for number, (count, hidden) in enumerate(itertools.product(rows, lengths)):
+            quant, dtype = QUANTS[(number + number // 5) % 5], ("bf16", "f16", "bf16", "f32")[number % 4]
+            play(ranks, Job("sums", number, n, count, hidden, dtype, quant=quant, algorithm=algorithm))
+        for number, alias in enumerate(("x", "residual", "both", "crossed")):
+            for count in (1, 14, 30):
+                play(ranks, Job("sums", number, n, count, 7168, algorithm=algorithm, alias=alias))
+        play(ranks, Job("sums", 0, n, 5, 7168, kind="layer", algorithm=algorithm))
+
+
 def test_more_blocks_than_rows() -> None:
     """A row has a cluster of blocks if this rank has them."""
     with gpus(2) as ranks:
@@ -119,7 +135,7 @@ def test_more_blocks_than_rows() -> None:
 def test_arrays_of_a_rank_that_begin_between_words(algorithm: str | None) -> None:
     """Ranks cut rows alike, wherever their arrays lie."""
     with gpus(3) as ranks:
-        cases = itertools.product((1, 5, 40), (1024, 7168, 1000))
+        cases = itertools.product((1, 5, 14, 40), (1024, 7168, 1000, 7504))
         for (rows, hidden), quant in zip(cases, itertools.cycle(QUANTS), strict=False):
             play(ranks, Job("places", rows, 3, rows, hidden, quant=quant, algorithm=algorithm), moves=1)
 

@@ -2,7 +2,6 @@
 // for the rest.
 #include <algorithm>
 #include <bit>
-#include <iterator>
 #include <limits>
 #include <string>
 
@@ -59,6 +58,11 @@ gpu::Work work_of(const Task& task) {
           .whole = places % vector == 0 && number(call.out) % out_vector == 0};
 }
 
+// Returns whether a kernel may hold rows in registers.
+bool in_registers(const gpu::Work& work) {
+  return work.hidden > gpu::kNotShort && work.hidden <= gpu::kMostShort && work.whole && !work.layer;
+}
+
 // Returns the bytes of a share of a row in shared memory, if those of `rows` rows fit; else 0.
 unsigned held_bytes(const Task& task, unsigned elements, std::size_t rows) {
   const std::size_t bytes = round_up(elements * size_of(task.call.dtype), 32);
@@ -71,7 +75,7 @@ void finish(cuda::Engine& engine, const Task& task, const byte* sums) {
   finish.work.whole = finish.work.whole && number(sums) % (8 * size_of(task.call.dtype)) == 0;
   const std::size_t hidden = task.call.hidden, rows = task.call.rows;
   const bool few = hidden > gpu::kNotShort && rows <= kFewRows;
-  if (few && hidden <= *std::rbegin(gpu::kShort) && finish.work.whole && !finish.work.layer)
+  if (rows <= kFewRows && in_registers(finish.work))
     return engine.start(gpu::short_rows_kernel(task.call.dtype, task.call.quant, hidden), &finish,
                         {.blocks = static_cast<int>(rows), .threads = kFewestThreads}, task.call.stream);
   // many threads for the time of a few rows, few for the rate of many
@@ -150,8 +154,15 @@ void run_fused(Communicator::Impl& impl, cuda::Engine& engine, const Task& task,
   const bool whole = (number(call.x) | number(call.residual) | number(call.residual_out) | task.row_bytes) %
                          cuda::kPacketBytes ==
                      0;
-  const auto kernel = two_steps ? gpu::two_steps_kernel : gpu::one_step_kernel;
-  engine.start(kernel({lines, whole, task.ranks, call.dtype}), &of,
+  const gpu::Form form{lines, whole, task.ranks, call.dtype};
+  const void* kernel = nullptr;
+  if (!two_steps && teams == call.rows && of.row_bytes > 0 && in_registers(of.work)) {
+    const auto messages = static_cast<unsigned>((share_bytes + of.x.piece_bytes - 1) / of.x.piece_bytes);
+    const auto short_kernel = lines ? gpu::short_one_step_by_lines : gpu::short_one_step_by_packets;
+    kernel = short_kernel(form, cluster, messages);
+  }
+  if (kernel == nullptr) kernel = (two_steps ? gpu::two_steps_kernel : gpu::one_step_kernel)(form);
+  engine.start(kernel, &of,
                {.blocks = static_cast<int>(teams * cluster),
                 .threads = threads,
                 .cluster = cluster,

@@ -93,6 +93,11 @@ void load(int ranks) {
       for (const bool whole : {false, true})
         for (const auto kernel : {one_step_kernel, two_steps_kernel})
           cuda::load_with_shared(kernel({lines, whole, ranks, dtype}));
+    for (const auto kernel : {short_one_step_by_lines, short_one_step_by_packets})
+      for (const unsigned shares : {1u, 2u, 4u, 8u})
+        for (const unsigned messages : {1u, 2u})
+          if (const void* const short_rows = kernel({{}, true, ranks, dtype}, shares, messages))
+            cuda::load_with_shared(short_rows);
   }
 }
 

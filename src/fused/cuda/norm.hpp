@@ -42,9 +42,9 @@ struct Share {
   unsigned block, bits, count;
 };
 
-// Elements of the rows that a block of 256 threads holds in registers: more than kNotShort, and at most those
-// of one of the kernels.
-inline constexpr std::size_t kNotShort = 2048, kShort[] = {4096, 7168, 8192};
+// Elements of the rows that blocks hold in registers, in 256 threads each: more than kNotShort, and at most
+// kMostShort. finish's kernels are for at most one of kShort each.
+inline constexpr std::size_t kNotShort = 2048, kShort[] = {4096, 7168, 8192}, kMostShort = 8192;
 
 // A block keeps its shares of a kernel's rows in shared memory too, `row_bytes` for each, if that is not 0;
 // else it reads them from residual_out again.
@@ -83,6 +83,10 @@ const void* finish_kernel(DType dtype, int threads, bool fast);
 const void* short_rows_kernel(DType dtype, NormQuant quant, std::size_t hidden);
 const void* one_step_kernel(const Form& form);
 const void* two_steps_kernel(const Form& form);
+// The kernels of an RMS norm of short rows that are whole, in one step, or null: of as many clusters as rows,
+// of `shares` blocks, with so many messages between two blocks.
+const void* short_one_step_by_lines(const Form& form, unsigned shares, unsigned messages);
+const void* short_one_step_by_packets(const Form& form, unsigned shares, unsigned messages);
 
 // Loads all kernels for so many ranks, so that none is loaded while another one waits for this rank.
 void load(int ranks);

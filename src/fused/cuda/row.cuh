@@ -130,7 +130,7 @@ class Finisher {
   __device__ void by_row() {
     std::uint32_t mine = 0;
     each_wide([&](const float (&values)[kVector], unsigned) { mine = max(mine, largest_of(values)); });
-    const std::uint32_t largest = largest_of_row(rounds_, share_, mine);
+    const std::uint32_t largest = largest_of_row(rounds_, share_, mine, blockDim.x / kWarp);
     if (share_.block == 0 && threadIdx.x == 0)
       *reinterpret_cast<float*>(scales()) = scales::scale_of(largest);
     const bool finite = scales::finite(largest);

@@ -162,15 +162,17 @@ __device__ inline float total_of(Rounds& rounds, const Share& share, const Value
   return total_told(rounds, result);
 }
 
-// Returns the largest of the numbers of all threads of all blocks that share a row, to each of them.
-__device__ inline std::uint32_t largest_of_row(Rounds& rounds, const Share& share, std::uint32_t mine) {
+// Returns the largest of the numbers of all threads of all blocks that share a row, to each of them. warps:
+// of the block.
+__device__ inline std::uint32_t largest_of_row(Rounds& rounds, const Share& share, std::uint32_t mine,
+                                               unsigned warps) {
   __shared__ std::uint32_t found[kWarp];
   const unsigned blocks = static_cast<unsigned>(norm::kPartials) >> share.bits;
   mine = __reduce_max_sync(kAll, mine);
   if (threadIdx.x % kWarp == 0) found[threadIdx.x / kWarp] = mine;
   __syncthreads();
   if (threadIdx.x < kWarp) {
-    const std::uint32_t one = threadIdx.x < blockDim.x / kWarp ? found[threadIdx.x] : 0;
+    const std::uint32_t one = threadIdx.x < warps ? found[threadIdx.x] : 0;
     const float largest[kEach] = {numeric::as_float(__reduce_max_sync(kAll, one))};
     if (threadIdx.x < blocks) rounds.tell(threadIdx.x, share.block, largest);
   }
