@@ -107,7 +107,7 @@ class Mailbox {
     std::atomic<int> source = -1;     // of an offer that has met its receive
     const std::byte* from = nullptr;  // the sender's memory
     bool copied_now = false;          // a thread copies from there, without the lock
-    bool in_pieces = false;           // it comes
+    bool in_pieces = false;           // it comes so, rather than by one copy
     Clock::time_point met;            // when a large one has met its receive, if this rank learns from it
     // of one that has begun
     const std::shared_ptr<Door> door;  // null: it has not

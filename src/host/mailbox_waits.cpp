@@ -182,7 +182,7 @@ void Mailbox::give_up(const Sent& letter) {
 // Returns whether no letter or record is under way that the next record of a ring could be for.
 bool Mailbox::idle() const {
   return posted_.empty() && unexpected_.empty() && offered_.empty() && accepted_.empty() && copies_.empty() &&
-         begun_.empty() && !abroad_;
+         begun_.empty();
 }
 
 // Requires the lock. moved: gets the bytes that have moved. Returns whether all have.
