@@ -32,6 +32,8 @@ namespace numeric {
 
 UNISONO_PORTABLE inline float as_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 UNISONO_PORTABLE inline std::uint32_t as_bits(float value) { return std::bit_cast<std::uint32_t>(value); }
+// Returns the NaN that every compiler and GPU makes alike.
+UNISONO_PORTABLE inline float nan() { return as_float(0x7fc00000u); }
 
 // A small format of E exponent and M mantissa bits, in the low 1+E+M bits of a word.
 template <int E, int M, bool HasInfinity>

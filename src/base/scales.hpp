@@ -36,7 +36,7 @@ UNISONO_PORTABLE inline float raised(std::uint32_t largest) {
 // Returns the factor of codes, and the factor of elements before they are encoded. Requires of the second:
 // finite(largest).
 UNISONO_PORTABLE inline float scale_of(std::uint32_t largest) {
-  return finite(largest) ? raised(largest) / kLargest : numeric::as_float(0x7fc00000u);
+  return finite(largest) ? raised(largest) / kLargest : numeric::nan();
 }
 UNISONO_PORTABLE inline float inverse_of(std::uint32_t largest) { return kLargest / raised(largest); }
 

@@ -52,7 +52,7 @@ UNISONO_PORTABLE inline std::uint32_t scale_of(std::uint32_t largest) {
 }
 // Returns the factor for codes; inverse_of returns the factor for elements before they are encoded.
 UNISONO_PORTABLE inline float step_of(std::uint32_t scale) {
-  return numeric::as_float(scale == kNan ? 0x7fc00000u : scale << 23);
+  return scale == kNan ? numeric::nan() : numeric::as_float(scale << 23);
 }
 UNISONO_PORTABLE inline float inverse_of(std::uint32_t scale) {
   return numeric::as_float(scale == kNan ? 0 : (254u - scale) << 23);

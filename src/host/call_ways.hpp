@@ -43,7 +43,8 @@ class CallWay {
   static constexpr std::uint32_t kUnlike = 3;
 
   std::uint32_t calls_ = 0, alike_ = 0;
-  // The same on every rank in calls of all ranks, and at both ends that exchange with each other alone.
+  // The same on every rank in calls of all ranks, and at both ends that exchange with each other alone. Of
+  // messages with tags the receiver alone has them.
   bool tries_ = false, last_by_chunks_ = false, usual_by_chunks_ = false;
   double of_chunks_ = 0, of_kernel_ = 0;
 };

@@ -1,5 +1,5 @@
-// What messages with tags travel through between two ranks of a node. A ring in the reader's memory has cells
-// of a cache line, which the reader polls, and room for the data that does not fit into them.
+// The ring of messages with tags from one rank of a node to another. It lies in the reader's memory, and has
+// cells of a cache line, which the reader polls, and room for the data that does not fit into them.
 #pragma once
 
 #include <atomic>

@@ -7,9 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/bytes.hpp"
 #include "host/group.hpp"
-#include "host/move.hpp"
 
 namespace unisono {
 
@@ -43,16 +41,22 @@ void Mailbox::no_message(int source) {
       name(source) + " has sent what is no message: start every rank with the same version of Unisono.");
 }
 
-// Returns whether a message is sent before its receiver has asked for it. A large one whose memory the
+// Returns what an offer of a message says of its memory; none: it goes at once. A large one whose memory the
 // receiver reaches takes less time if it is copied once, unless the receiver has found otherwise.
-bool Mailbox::goes_at_once(const Message& message) {
-  constexpr std::size_t kLarge = (std::size_t{16} << 10) + 1;
-  if (!near(message.peer)) return message.bytes <= abroad_->most_bytes;
-  if (message.bytes > MailRing::eager_bytes(group_.size())) return false;
-  if (message.bytes < kLarge) return true;
+std::optional<Place> Mailbox::offer_of(const Message& message) {
+  constexpr std::size_t kSmall = std::size_t{16} << 10;
+  const bool here = near(message.peer);
+  const bool fits = message.bytes <= (here ? MailRing::eager_bytes(group_.size()) : abroad_->most_bytes);
+  if (fits && (!here || message.bytes <= kSmall)) return std::nullopt;
   const Place at = place(message);
-  return at.allocation == Place::kNone ||
-         (at.allocation == Place::kAddress && to(message.peer).wants_pieces(message.bytes));
+  const bool reached = at.allocation != Place::kNone;
+  const bool in_pieces = at.allocation == Place::kAddress && to(message.peer).wants_pieces(message.bytes);
+  if (fits && (!reached || in_pieces)) return std::nullopt;
+  return at;
+}
+
+std::size_t Mailbox::piece_bytes(int peer) const {
+  return near(peer) ? MailRing::piece_bytes(group_.size()) : abroad_->most_bytes;
 }
 
 // Returns whether there was room.
@@ -65,7 +69,7 @@ bool Mailbox::put(int peer, const Head& head, const std::byte* data, std::size_t
 
 // Writes what fits of a message that goes at once, from `moved` on. Returns whether all of it has moved.
 bool Mailbox::put_pieces(const Message& message, std::size_t& moved) {
-  const std::size_t most = near(message.peer) ? MailRing::piece_bytes(group_.size()) : abroad_->most_bytes;
+  const std::size_t most = piece_bytes(message.peer);
   do {
     const std::size_t bytes = std::min(most, message.bytes - moved);
     const bool first = moved == 0;
@@ -84,7 +88,6 @@ void Mailbox::push(int peer) {
   Outbox& out = outboxes_[static_cast<std::size_t>(peer)];
   if (out.empty()) return;
   const bool here = near(peer);
-  const std::size_t most = here ? MailRing::piece_bytes(group_.size()) : abroad_->most_bytes;
   bool wrote = false, room = true;
   std::size_t sent = 0;
   while (room && !out.answers.empty()) {
@@ -94,28 +97,25 @@ void Mailbox::push(int peer) {
   }
   while (room && !out.letters.empty()) {
     const Sent letter = out.letters.front();
-    const bool eager = letter->moved > 0 || goes_at_once(*letter);
-    if (eager) {
-      const std::size_t before = letter->moved;
-      room = put_pieces(*letter, letter->moved);
-      wrote = wrote || letter->moved > before;
-    } else {
-      const Place at = place(*letter);
-      room = put(
-          peer,
-          {Head::offer, letter->dtype, letter->tag, letter->bytes, at.allocation, numbers_ + 1, at.offset},
-          nullptr, 0);
-    }
+    const std::size_t before = letter->moved;
+    const auto offer = before > 0 ? std::nullopt : offer_of(*letter);
+    if (offer)
+      room = put(peer,
+                 {Head::offer, letter->dtype, letter->tag, letter->bytes, offer->allocation, numbers_ + 1,
+                  offer->offset},
+                 nullptr, 0);
+    else room = put_pieces(*letter, letter->moved);
+    wrote = wrote || letter->moved > before;
     if (!room) break;
     wrote = true;
     out.letters.pop_front();
-    if (!eager) offered_[++numbers_] = letter;
+    if (offer) offered_[++numbers_] = letter;
     else if (here) complete(letter, rank_);
     else out.leaving.emplace_back(out.records, letter);
   }
   while (room && !out.streams.empty()) {
     const Sent letter = out.streams.front();
-    const std::size_t bytes = std::min<std::size_t>(most, letter->bytes - letter->moved);
+    const std::size_t bytes = std::min<std::size_t>(piece_bytes(peer), letter->bytes - letter->moved);
     room = put(peer, {Head::part, letter->dtype, letter->tag, bytes, Place::kNone, letter->other, 0},
                letter->at + letter->moved, bytes);
     if (!room) break;

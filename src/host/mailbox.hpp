@@ -152,7 +152,8 @@ class Mailbox {
   host::Line& bell(int rank) const { return MailRing::bell(group_, number(rank)); }
   MailWriter& to(int rank) { return *outboxes_[static_cast<std::size_t>(rank)].ring; }
   MailReader& from(int rank) { return *inboxes_[static_cast<std::size_t>(rank)].ring; }
-  bool goes_at_once(const Message& message);
+  std::optional<Place> offer_of(const Message& message);
+  std::size_t piece_bytes(int peer) const;  // at most, of a record's data
 
   // All of these require the lock.
   void post(const Sent& letter);

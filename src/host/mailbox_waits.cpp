@@ -187,7 +187,7 @@ bool Mailbox::idle() const {
 
 // Requires the lock. moved: gets the bytes that have moved. Returns whether all have.
 bool Mailbox::send_at_once(const Message& message, std::size_t& moved) {
-  if (message.peer == rank_ || !near(message.peer) || !goes_at_once(message)) return false;
+  if (message.peer == rank_ || !near(message.peer) || offer_of(message)) return false;
   if (!outboxes_[static_cast<std::size_t>(message.peer)].empty()) return false;
   const bool all = put_pieces(message, moved);
   if (all || moved > 0) host::nudge(bell(message.peer));

@@ -101,7 +101,7 @@ def test_many_and_long_rows(algorithm: str | None) -> None:
 
 
 def test_rows_that_a_block_holds_in_registers() -> None:
-    """Of one rank; lengths are around those of the kernels, and end within a block of 128."""
+    """The lengths of one rank's rows are around those of the kernels, and end within a block of 128."""
     with gpus(1) as ranks:
         lengths = (2048, 2056, 4096, 4104, 5000, 7168, 7176, 8192, 8200)
         for number, (quant, dtype, hidden) in enumerate(itertools.product(QUANTS, FLOATS, lengths)):

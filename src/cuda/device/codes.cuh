@@ -46,7 +46,7 @@ __device__ inline float scale_of(std::uint32_t largest) {
   constexpr float kInverse = 1 / scales::kLargest;
   const float raised = scales::raised(largest), scale = raised * kInverse;
   const float rest = __fmaf_rn(-scales::kLargest, scale, raised);
-  return scales::finite(largest) ? __fmaf_rn(rest, kInverse, scale) : numeric::as_float(0x7fc00000u);
+  return scales::finite(largest) ? __fmaf_rn(rest, kInverse, scale) : numeric::nan();
 }
 __device__ inline std::uint32_t power_of(std::uint32_t largest) {
   return scales::finite(largest) ? (numeric::as_bits(scale_of(largest)) + 0x7fffffu) >> 23
@@ -61,7 +61,7 @@ __device__ inline float inverse_of(std::uint32_t largest) {
   const float quotient = scales::kLargest * inverse;
   const float rest = __fmaf_rn(-divisor, quotient, scales::kLargest);
   const float corrected = __fmaf_rn(rest, inverse, quotient) * kSmall;
-  return scales::finite(largest) ? corrected : numeric::as_float(0x7fc00000u);
+  return scales::finite(largest) ? corrected : numeric::nan();
 }
 
 }  // namespace unisono::cuda

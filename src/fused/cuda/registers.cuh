@@ -83,6 +83,18 @@ struct Vectors {
   Vector of[Of::kVectors];
 };
 
+// Returns the rounded results of op(one, other) of the elements of two vectors.
+template <class T, class Op>
+__device__ inline Elements<T, kEach> combine(const Elements<T, kEach>& one, const Elements<T, kEach>& other,
+                                             const Op& op) {
+  float values[kEach], others[kEach];
+  one.widen(values);
+  other.widen(others);
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) values[e] = op(values[e], others[e]);
+  return Elements<T, kEach>::narrow(values);
+}
+
 // Adds a vector's squares to a thread's partial sums. Zeros change nothing.
 template <class T>
 __device__ inline void add_squares(float (&sums)[kEach], const Elements<T, kEach>& vector) {
@@ -163,14 +175,9 @@ __device__ inline void finish_told(const Work& work, std::size_t row, const Shar
   });
   Vectors<T, Of> normed;
 #pragma unroll
-  for (unsigned v = 0; v < Of::kVectors; ++v) {
-    float values[kEach], weights[kEach];
-    joined.of[v].widen(values);
-    weight.of[v].widen(weights);
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) values[e] = values[e] * factor * weights[e];
-    normed.of[v] = Elements<T, kEach>::narrow(values);
-  }
+  for (unsigned v = 0; v < Of::kVectors; ++v)
+    normed.of[v] = combine(joined.of[v], weight.of[v],
+                           [factor](float value, float scale) { return value * factor * scale; });
   if (quant == NormQuant::none)
     return normed.store(reinterpret_cast<T*>(work.out + row * work.row_bytes), place);
   float factors[Of::kVectors];

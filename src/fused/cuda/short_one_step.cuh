@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(cuda::kMaxThreads)
     if (thread == p && gives(p))
       cuda::store_relaxed(x.tokens[p] + blockIdx.x * cuda::kFewRanks, count[p] + 1);
 
-  // What else a thread needs comes while it waits for its peers.
+  // The residual and the weights come while a thread waits for its peers.
   Data residual[kMessages];
 #pragma unroll
   for (unsigned m = 0; m < kMessages; ++m) residual[m] = load(work.residual, m);

@@ -26,12 +26,7 @@ __global__ void __launch_bounds__(kSummers, 1) finish_short_rows(const __grid_co
   float sums[kEach] = {};
 #pragma unroll
   for (unsigned v = 0; v < Of::kVectors; ++v) {
-    float some[kEach], others[kEach];
-    joined.of[v].widen(some);
-    residual.of[v].widen(others);
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) some[e] = some[e] + others[e];
-    joined.of[v] = Elements<T, kEach>::narrow(some);
+    joined.of[v] = combine(joined.of[v], residual.of[v], [](float sum, float more) { return sum + more; });
     add_squares(sums, joined.of[v]);
   }
   Rounds rounds(1, 0);

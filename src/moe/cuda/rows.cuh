@@ -124,7 +124,7 @@ struct Scale {
   __device__ explicit Scale(std::uint32_t largest) : finite(scales::finite(largest)) {
     if constexpr (kScales == MoeScales::mx) {
       value = cuda::power_of(largest);
-      inverse = finite ? scales::inverse_of_power(value) : numeric::as_float(0x7fc00000u);
+      inverse = finite ? scales::inverse_of_power(value) : numeric::nan();
     } else {
       value = numeric::as_bits(cuda::scale_of(largest));
       inverse = cuda::inverse_of(largest);
