@@ -24,6 +24,8 @@ namespace cuda {
 struct Exchange;
 struct WindowWait;
 
+inline constexpr int kMostBlocks = 128;  // of a kernel
+
 // Calls come in the same order on every rank, as for the communicator; they only enqueue. A kernel that has
 // waited past the deadline ends, and so do all that follow; the next `check` or `synchronize` raises that.
 class Engine {
@@ -82,8 +84,9 @@ class Engine {
   // Makes a DeviceArea of such memory. Collective as `allocate`. Throws UsageError without NVLink.
   virtual AreaParts make_area(std::size_t bytes, int signals, const std::string& name,
                               const Explain& explain) = 0;
-  // As Impl::take_gpu.
+  // As Impl::take_gpu, which returns most_blocks(): the same on every rank.
   virtual int take(void* stream) = 0;
+  virtual int most_blocks() const = 0;
 
   // Returns an exchange with every peer, whose messages a kernel of a layer above describes. No rank has more
   // than kFewRanks - 1 peers. call: the number of the call, for the text of errors.

@@ -24,7 +24,6 @@
 
 namespace unisono::cuda {
 
-inline constexpr int kMostBlocks = 128;
 inline constexpr int kMostLineBlocks = 96;                         // where no table has asked for more
 inline constexpr int kMostStagedBlocks = 32;                       // through host memory
 inline constexpr int kMostBlocksOfMany = 64;                       // of more than kFewRanks ranks
@@ -75,6 +74,7 @@ class GpuEngine final : public Engine {
   AreaParts make_area(std::size_t bytes, int signals, const std::string& name,
                       const Explain& explain) override;
   int take(void* stream) override;
+  int most_blocks() const override { return blocks_; }
   Exchange exchange_of(Collective collective, bool lines, std::uint64_t call) const override;
   void start(const void* kernel, void* parameter, const Grid& grid, void* stream) const override;
   bool clusters() const override { return clusters_; }

@@ -5,6 +5,7 @@
 
 #include "base/env.hpp"
 #include "cuda/api.hpp"
+#include "cuda/engine.hpp"
 #include "moe/cuda/gpu_engine.hpp"
 #include "moe/told.hpp"
 #include "unisono/error.hpp"
@@ -31,12 +32,13 @@ Failure explain(const device::Failure& record) {
 
 constexpr std::size_t kTokensOfRoute = 256;  // that a block of the kernel of routes takes, if they are few
 
-// Returns the layout of a moe on a GPU whose blocks have so much shared memory.
-gpu::Space space_of(const Dims& dims, std::size_t shared, bool copies) {
+// Returns the layout of a moe on a GPU whose blocks have so much shared memory. A kernel has at most `blocks`
+// of them.
+gpu::Space space_of(const Dims& dims, std::size_t shared, std::size_t blocks, bool copies) {
   if (dims.ranks > 1 && env().moe_low_latency)
-    if (const gpu::Space few(dims, true, copies); gpu::low_latency_shared_bytes(dims, few) <= shared)
+    if (const gpu::Space few(dims, blocks, copies); gpu::low_latency_shared_bytes(dims, few) <= shared)
       return few;
-  return {dims, false, copies};
+  return {dims, 0, copies};
 }
 
 int device_of(Communicator::Impl& impl) {
@@ -69,7 +71,8 @@ void GpuEngine::load(bool copies) {
   cuda::check(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, device_), "asking for SMs");
   cuda::check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_),
               "asking for shared memory");
-  work_.space = space_of(work_.dims, static_cast<std::size_t>(shared), copies);
+  work_.space = space_of(work_.dims, static_cast<std::size_t>(shared),
+                         static_cast<std::size_t>(impl_.gpu()->most_blocks()), copies);
   if (gpu::route_shared_bytes(work_.space) > gpu::load_route())
     throw UsageError("num_experts=" + std::to_string(work_.dims.experts) + " on " +
                      std::to_string(work_.dims.ranks) +

@@ -4,7 +4,7 @@
 
 namespace unisono::moe::gpu {
 
-Space::Space(const Dims& dims, bool low_latency, bool copies) {
+Space::Space(const Dims& dims, std::size_t few_blocks, bool copies) {
   const auto at = [](std::size_t& next, std::size_t bytes) {
     const std::size_t here = next;
     next = round_up(next + bytes, 256);
@@ -39,9 +39,9 @@ Space::Space(const Dims& dims, bool low_latency, bool copies) {
   at(pool_bytes, pool_rows * dims.sent_bytes);
   scales = at(pool_bytes, pool_rows * dims.scale_bytes);
   more = at(pool_bytes, pool_rows * dims.more_bytes + kMostMore * 256);
-  if (low_latency) {
-    few_tokens = most_of(dims, kFewRows);
-    few_sums_tokens = most_of(dims, kFewSums);
+  if (few_blocks > 0) {
+    few_tokens = most_of(dims, std::min(kFewRows, few_blocks * kFewRowsOfBlock));
+    few_sums_tokens = most_of(dims, std::min(kFewSums, few_blocks * kFewSumsOfBlock));
     told_lines = lines_of((1 + columns) * sizeof(std::uint16_t));
     at(told_bytes, ranks * told_lines * kLine);
     row_lines =

@@ -20,8 +20,9 @@ inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kPositionBits = 24;  // of a token among those of its rank for another
 inline constexpr std::int32_t kNone = -1;
 // The low-latency kernel of a dispatch, and that of a combine, is taken if a rank has so few tokens, and so
-// few rows can be expected.
+// few rows can be expected, also for each of its blocks.
 inline constexpr std::size_t kFewTokens = 128, kFewRows = 512, kFewSums = 256;
+inline constexpr std::size_t kFewRowsOfBlock = 8, kFewSumsOfBlock = 4;
 
 // Sizes of lines (docs/gpu.md), in which the low-latency kernels send rows.
 inline constexpr std::size_t kLine = 128;         // bytes
@@ -61,8 +62,9 @@ enum Ticket : int { kEndTicket, kSentTicket, kChunkTicket };  // kChunkTicket: a
 // Offsets in every rank's area. A slot has a routing: first what peers write there, then what is this rank's.
 struct Space {
   Space() = default;
-  // low_latency: there is room for the low-latency kernels. copies: and for the form by copy engines.
-  Space(const Dims& dims, bool low_latency, bool copies);
+  // few_blocks: of a low-latency kernel, for which there is room; 0: there are no such kernels. copies: there
+  // is room for the form by copy engines.
+  Space(const Dims& dims, std::size_t few_blocks, bool copies);
   // Returns the most tokens of a rank of which at most `rows` rows can be expected.
   static std::size_t most_of(const Dims& dims, std::size_t rows) {
     const auto copies = static_cast<std::size_t>(dims.ranks < dims.top_k ? dims.ranks : dims.top_k);

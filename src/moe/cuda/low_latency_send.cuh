@@ -100,7 +100,7 @@ __device__ inline std::uint32_t largest_of_block(const byte* x, std::size_t bloc
 // Returns the codes of eight elements, from i on; of those behind the row's end zeros.
 template <class T>
 __device__ inline std::uint64_t codes_of_word(const byte* x, std::size_t i, std::size_t hidden, bool wide,
-                                              bool finite, float inverse) {
+                                              float inverse) {
   float values[8];
   constexpr int kEach = static_cast<int>(sizeof(uint4) / sizeof(T));
 #pragma unroll
@@ -115,7 +115,6 @@ __device__ inline std::uint64_t codes_of_word(const byte* x, std::size_t i, std:
         values[first + e] = Wide<T>::from(reinterpret_cast<const T*>(x)[i + first + e]);
     }
   }
-  if (!finite) return 0x7f7f7f7f7f7f7f7full;
   std::uint64_t codes = 0;
 #pragma unroll
   for (int e = 0; e < 8; e += 2) codes |= std::uint64_t{codes_of(values[e], values[e + 1], inverse)} << 8 * e;
@@ -142,8 +141,7 @@ __device__ inline void send_units(const Outgoing& row, unsigned first_line, cons
     const auto word = [&](unsigned w) {
       const int block = static_cast<int>(w * 8 / kScaleBlock);
       const float inverse = __shfl_sync(kAllLanes, scale.inverse, block);
-      const bool finite = __shfl_sync(kAllLanes, scale.finite, block);
-      return codes_of_word<T>(x, first_block * kScaleBlock + w * 8, hidden, wide, finite, inverse);
+      return codes_of_word<T>(x, first_block * kScaleBlock + w * 8, hidden, wide, inverse);
     };
 #pragma unroll
     for (int u = 0; u < kStepsOfUnit; ++u) {

@@ -121,10 +121,10 @@ using cuda::codes_of;
 // and so is each code, if an element is not finite.
 template <MoeScales kScales>
 struct Scale {
-  __device__ explicit Scale(std::uint32_t largest) : finite(scales::finite(largest)) {
+  __device__ explicit Scale(std::uint32_t largest) {
     if constexpr (kScales == MoeScales::mx) {
       value = cuda::power_of(largest);
-      inverse = finite ? scales::inverse_of_power(value) : numeric::nan();
+      inverse = scales::finite(largest) ? scales::inverse_of_power(value) : numeric::nan();
     } else {
       value = numeric::as_bits(cuda::scale_of(largest));
       inverse = cuda::inverse_of(largest);
@@ -134,7 +134,6 @@ struct Scale {
     if constexpr (kScales == MoeScales::mx) row[block] = static_cast<byte>(value);
     else reinterpret_cast<std::uint32_t*>(row)[block] = value;
   }
-  bool finite;
   std::uint32_t value;
   float inverse;
 };
