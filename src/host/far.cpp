@@ -44,10 +44,10 @@ ssize_t copy_some(Way way, int pid, byte* near, std::uint64_t far, std::size_t b
 Far::Far(std::vector<int> pids, std::function<void(int, int)> unreachable)
     : pids_(std::move(pids)), unreachable_(std::move(unreachable)) {}
 
-bool Far::read(int pid, std::uint64_t at, void* to, std::size_t bytes) {
-  auto* const near = static_cast<byte*>(to);
+bool Far::try_copy(Way way, int pid, std::uint64_t at, void* near, std::size_t bytes) {
+  auto* const here = static_cast<byte*>(near);
   for (std::size_t done = 0; done < bytes;) {
-    const ssize_t copied = copy_some(Way::read, pid, near + done, at + done, bytes - done);
+    const ssize_t copied = copy_some(way, pid, here + done, at + done, bytes - done);
     if (copied <= 0) return false;
     done += static_cast<std::size_t>(copied);
   }

@@ -36,8 +36,8 @@ class Far {
   void move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dsts, const byte* const* srcs,
             int n_srcs, std::size_t bytes);
 
-  // Reads `bytes` bytes at `at` of process `pid` into `to`. Returns whether the kernel allows it.
-  static bool read(int pid, std::uint64_t at, void* to, std::size_t bytes);
+  // Copies between `near` and `at` of process `pid`. Returns whether the kernel has copied all.
+  static bool try_copy(Way way, int pid, std::uint64_t at, void* near, std::size_t bytes);
 
  private:
   void copy(Way way, byte* near, const byte* far, std::size_t bytes) const;

@@ -140,7 +140,8 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
     segments_.push_back(r == rank_ ? own : Segment::open(hello.segment, bytes, now));
     const bool thread = hello.segment.pid == ::getpid();
     std::uint64_t nonce = 0;
-    far = far && (thread || (host::Far::read(hello.segment.pid, hello.nonce_at, &nonce, sizeof nonce) &&
+    far = far && (thread || (host::Far::try_copy(host::Way::read, hello.segment.pid, hello.nonce_at, &nonce,
+                                                 sizeof nonce) &&
                              nonce == hello.segment.nonce));
     one_process_ = one_process_ && thread;
     processes_.emplace_back(hello.segment.pid);
@@ -210,9 +211,12 @@ void Group::take_memory(const std::function<void()>& step) {
 Group::~Group() { leave(); }
 
 bool Group::copy(byte* to, const byte* from, std::size_t bytes) const {
-  if (host::is_far(from))
-    return host::Far::read(processes_[static_cast<std::size_t>(host::rank_of(from))].pid(),
-                           host::address_of(from), to, bytes);
+  const auto by_kernel = [&](host::Way way, const byte* far, void* near) {
+    const int pid = processes_[static_cast<std::size_t>(host::rank_of(far))].pid();
+    return host::Far::try_copy(way, pid, host::address_of(far), near, bytes);
+  };
+  if (host::is_far(from)) return by_kernel(host::Way::read, from, to);
+  if (host::is_far(to)) return by_kernel(host::Way::write, to, const_cast<byte*>(from));
   std::memmove(to, from, bytes);
   return true;
 }

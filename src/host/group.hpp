@@ -71,7 +71,7 @@ class Group {
 
   // Returns whether a rank is in this process, so that its pointers are this rank's.
   bool near(int rank) const { return processes_[static_cast<std::size_t>(rank)].own(); }
-  // Copies from an address that `reach` has returned. Returns whether the kernel has done so. From any
+  // Copies from or to an address that `reach` has returned. Returns whether the kernel has done so. From any
   // thread.
   bool copy(byte* to, const byte* from, std::size_t bytes) const;
 

@@ -128,7 +128,7 @@ std::optional<MailRecord> MailReader::look() {
   const std::size_t bytes = head.kind == MailHead::eager ? std::min<std::size_t>(head.bytes, most)
                             : head.carries()             ? head.bytes
                                                          : 0;
-  if (head.kind > MailHead::part || bytes > most) return std::nullopt;
+  if (head.kind > MailHead::wrote || bytes > most) return std::nullopt;
   if (in_cell(head, bytes)) {
     record.data = {line + kFixed, bytes};
     return record;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 
+#include "host/portions.hpp"
 #include "host/wait.hpp"
 #include "unisono/types.hpp"
 
@@ -18,17 +19,17 @@ class Group;
 
 // The head of a record. Records go to other nodes too, over a transport.
 struct MailHead {
-  // eager, more: a message, which begins at once. offer, taken: one that its receiver copies. accept, part:
-  // one that its sender writes when its receive is there.
-  enum Kind : std::uint16_t { eager, more, offer, taken, accept, part };
+  // eager, more: a message, which begins at once. offer, taken: one that its receiver copies; share, wrote:
+  // and its sender too. accept, part: one that its sender writes when its receive is there.
+  enum Kind : std::uint16_t { eager, more, offer, taken, accept, part, share, wrote };
   Kind kind;
   DType dtype;
   std::int32_t tag;
-  std::uint64_t bytes;       // eager, offer: of the message; more, part: of this piece of it
-  std::uint32_t allocation;  // offer: Place::allocation of the sender's memory
+  std::uint64_t bytes;       // eager, offer, share: of the message; more, part, wrote: of this piece of it
+  std::uint32_t allocation;  // offer, share: Place::allocation of the memory of who writes this
   // The data of a small message lies from here on.
-  std::uint64_t number;  // offer, taken, accept: the sender's; part: the receiver's
-  std::uint64_t other;   // accept: the receiver's; offer: Place::offset
+  std::uint64_t number;  // part: the receiver's; of all others the sender's
+  std::uint64_t other;   // accept: the receiver's; offer, share: Place::offset; wrote: whether all is written
   bool carries() const { return kind == eager || kind == more || kind == part; }
 };
 
@@ -55,8 +56,10 @@ class MailRing {
   // The line on which a rank sleeps.
   static host::Line& bell(const Group& group, int rank);
 
-  // Threads of the reader that may copy from the writer's memory.
+  // Threads of either end that may copy between the memory of both.
   std::atomic<std::uint32_t>& copies() const { return gate_.copies; }
+  // Of the message that both ends copy.
+  host::Portions& portions() const { return gate_.portions; }
   // Returns whether the reader would rather have messages of about that size in pieces than copy them.
   bool wants_pieces(std::size_t bytes) const {
     return (gate_.sizes.load(std::memory_order_relaxed) & bit_of(bytes)) != 0;
@@ -68,8 +71,9 @@ class MailRing {
     alignas(64) std::atomic<std::uint32_t> opened;         // by the writer: the cells have memory
     alignas(64) std::atomic<std::uint64_t> cells, placed;  // that the reader has taken; bytes of data
     std::atomic<std::uint32_t> blocked;                    // the writer waits for room
-    std::atomic<std::uint32_t> copies;
     std::atomic<std::uint64_t> sizes;  // a bit for each number of bits of a size: `wants_pieces`
+    alignas(64) std::atomic<std::uint32_t> copies;
+    host::Portions portions;
   };
   struct Cell {
     MailHead head;

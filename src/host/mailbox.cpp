@@ -7,9 +7,15 @@
 #include <cstring>
 #include <utility>
 
+#include "base/deadline.hpp"
 #include "host/group.hpp"
 
 namespace unisono {
+namespace {
+
+constexpr std::chrono::seconds kMostCopy(1);  // that a letter which is given up waits for a peer's copy
+
+}  // namespace
 
 Mailbox::Mailbox(Group& group, const Symmetric& symmetric, bool check, std::unique_ptr<Abroad> abroad)
     : group_(group),
@@ -48,7 +54,7 @@ std::optional<Place> Mailbox::offer_of(const Message& message) {
   const bool here = near(message.peer);
   const bool fits = message.bytes <= (here ? MailRing::eager_bytes(group_.size()) : abroad_->most_bytes);
   if (fits && (!here || message.bytes <= kSmall)) return std::nullopt;
-  const Place at = place(message);
+  const Place at = place(message.at, message.bytes, message.peer);
   const bool reached = at.allocation != Place::kNone;
   const bool in_pieces = at.allocation == Place::kAddress && to(message.peer).wants_pieces(message.bytes);
   if (fits && (!reached || in_pieces)) return std::nullopt;
@@ -109,7 +115,7 @@ void Mailbox::push(int peer) {
     if (!room) break;
     wrote = true;
     out.letters.pop_front();
-    if (offer) offered_[++numbers_] = letter;
+    if (offer) offered_[letter->number = ++numbers_] = letter;
     else if (here) complete(letter, rank_);
     else out.leaving.emplace_back(out.records, letter);
   }
@@ -179,13 +185,31 @@ void Mailbox::take(int source, const MailRecord& record) {
       if (found == offered_.end()) return;  // its sender has given up
       const Sent letter = found->second;
       offered_.erase(found);
+      copies_.remove(letter);
       return complete(letter, rank_);
+    }
+    case Head::share: {
+      const auto found = offered_.find(head.number);
+      if (found == offered_.end() || head.bytes != found->second->bytes) return;
+      const Sent letter = found->second;
+      if (letter.get() != own_) return;  // its rank does something else: the receiver copies all
+      letter->theirs = reach({.allocation = head.allocation, .offset = head.other}, source, head.bytes);
+      letter->shared = true;
+      copies_.push_back(letter);
+      to_copy_ = true;
+      return;
+    }
+    case Head::wrote: {
+      const Sent letter = inbox.shared;
+      if (!letter || letter->number != head.number || head.bytes > letter->expected - letter->moved) return;
+      return count_copied(letter, head.bytes, head.other != 0);
     }
     case Head::accept: {
       const auto found = offered_.find(head.number);
       if (found == offered_.end()) return;  // its sender has given up
       const Sent letter = found->second;
       offered_.erase(found);
+      copies_.remove(letter);
       if (!near(source) && begin_long(letter)) return;
       letter->other = head.other;
       outboxes_[static_cast<std::size_t>(source)].streams.push_back(letter);
@@ -227,13 +251,14 @@ void Mailbox::take_more(int source, const MailRecord& record) {
 void Mailbox::meet(const Sent& letter, int source, const Head& head) {
   letter->source = source;
   letter->number = head.number;
-  letter->from = reach({.allocation = head.allocation, .offset = head.other}, source, head.bytes);
+  letter->theirs = reach({.allocation = head.allocation, .offset = head.other}, source, head.bytes);
   if (head.allocation == Place::kAddress && learns(source, head.bytes)) {
     letter->met = Clock::now();
     letter->in_pieces =
         head.bytes > MailRing::eager_bytes(group_.size()) && from(source).wants_pieces(head.bytes);
   }
-  if (!letter->from || letter->in_pieces) return accept(letter);
+  if (!letter->theirs || letter->in_pieces) return accept(letter);
+  share(letter);
   copies_.push_back(letter);
   to_copy_ = true;
   if (letter.get() != own_ && door_->waiters > 0) host::ring(bell(rank_));
@@ -328,22 +353,30 @@ void Mailbox::progress() {
   } while (from(rank_).ready());
 }
 
-// Leaves a letter where it is. Nobody reaches its memory afterwards. Requires: this rank has left or failed,
-// or nobody has heard of the letter.
+// Leaves a letter where it is. Nobody reaches its memory afterwards, except a peer that was stopped as it
+// did. Requires: this rank has left or failed, or nobody has heard of the letter.
 void Mailbox::forget(Lock& lock, const Sent& letter) {
   copied_.wait(lock, [&] { return !letter->copied_now; });
-  if (letter->sends && near(letter->peer)) {
-    auto& copies = to(letter->peer).copies();
-    // an addition, not a load: a reader that counts itself later sees that this rank has given up
-    while (copies.fetch_add(0, std::memory_order_acq_rel) != 0 && !group_.dead(number(letter->peer)))
-      ::sched_yield();
+  for (Inbox& in : inboxes_) {
+    if (in.letter == letter) in.letter = nullptr;
+    if (in.shared != letter) continue;
+    in.shared = nullptr;
+    in.ring->portions().close();
+  }
+  const int peer = letter->sends ? letter->peer : letter->source.load();
+  if ((letter->sends && near(peer)) || letter->shared) {
+    auto& copies = ring_of(*letter).copies();
+    bool late = false;
+    // an addition, not a load: a peer that counts itself later sees that this rank has given up
+    const auto over = [&] {
+      return late || copies.fetch_add(0, std::memory_order_acq_rel) == 0 || group_.dead(number(peer));
+    };
+    wait_until(over, kMostCopy, [](auto) { ::sched_yield(); }, [] {}, [&] { late = true; });
   }
   posted_.remove(letter);
   begun_.remove(letter);
   copies_.remove(letter);
   long_.remove_if([&](const auto& one) { return one.first == letter; });
-  for (Inbox& in : inboxes_)
-    if (in.letter == letter) in.letter = nullptr;
   for (Outbox& out : outboxes_) {
     std::erase(out.letters, letter);
     std::erase(out.streams, letter);

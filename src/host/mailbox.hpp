@@ -3,7 +3,8 @@
 //
 // Each rank has a ring from every rank, itself too, in its shared memory (host/mail_ring.hpp). Records in it
 // are pieces of small messages (eager) and offers of large ones. The receiver of an offer copies the message
-// from the sender's memory, if it reaches that, and tells the sender when it has. Otherwise it accepts the
+// from the sender's memory, if it reaches that, and tells the sender when it has. A sender that waits
+// meanwhile copies a share of it, if it reaches the receiver's memory. Otherwise the receiver accepts the
 // offer, and the sender writes the message in parts. A ring can always be emptied, since a message that no
 // receive waits for is kept on the heap. Whoever waits moves everything of this rank on. While no one waits,
 // a thread of the communicator moves messages that have begun. Between nodes a transport carries the records,
@@ -100,15 +101,17 @@ class Mailbox {
     void move_on(std::optional<Clock::time_point> until) override;
     using Message::what;
 
-    std::uint64_t expected = 0;       // bytes that a receive gets
-    std::uint64_t moved = 0;          // bytes
-    std::uint64_t number = 0;         // of an offer: the sender's
-    std::uint64_t other = 0;          // the receiver's number
-    std::atomic<int> source = -1;     // of an offer that has met its receive
-    const std::byte* from = nullptr;  // the sender's memory
-    bool copied_now = false;          // a thread copies from there, without the lock
-    bool in_pieces = false;           // it comes so, rather than by one copy
-    Clock::time_point met;            // when a large one has met its receive, if this rank learns from it
+    std::uint64_t expected = 0;    // bytes that a receive gets
+    std::uint64_t moved = 0;       // bytes
+    std::uint64_t number = 0;      // of an offer: the sender's
+    std::uint64_t other = 0;       // the receiver's number
+    std::atomic<int> source = -1;  // of an offer that has met its receive
+    std::byte* theirs = nullptr;   // the peer's memory, from or to which it is copied
+    bool copied_now = false;       // a thread does so, without the lock
+    bool shared = false;           // both ends do so (MailRing::portions)
+    bool refused = false;          // the kernel has not done so
+    bool in_pieces = false;        // it comes so, rather than by one copy
+    Clock::time_point met;         // when a large one has met its receive, if this rank learns from it
     // of one that has begun
     const std::shared_ptr<Door> door;  // null: it has not
     int waiters = 0;
@@ -129,6 +132,8 @@ class Mailbox {
     // of a message whose first piece has come
     Sent letter;
     Kept* kept = nullptr;
+    Sent shared;         // which the source copies too
+    bool alone = false;  // the kernel has refused that once
   };
   struct Outbox {
     std::unique_ptr<MailWriter> ring;  // null: to another node
@@ -152,6 +157,7 @@ class Mailbox {
   host::Line& bell(int rank) const { return MailRing::bell(group_, number(rank)); }
   MailWriter& to(int rank) { return *outboxes_[static_cast<std::size_t>(rank)].ring; }
   MailReader& from(int rank) { return *inboxes_[static_cast<std::size_t>(rank)].ring; }
+  MailRing& ring_of(const Letter& letter);
   std::optional<Place> offer_of(const Message& message);
   std::size_t piece_bytes(int peer) const;  // at most, of a record's data
 
@@ -185,10 +191,12 @@ class Mailbox {
   bool receive_at_once(const Message& message, Received& received, Sent& letter);
   bool idle() const;
 
-  // Say where a message's memory is, for the rank that receives it, and copy from there.
-  Place place(const Message& message) const;
-  const std::byte* reach(const Place& place, int source, std::size_t bytes) const;
+  // Say where a message's memory is, for the rank at its other end, and copy it.
+  Place place(const std::byte* at, std::size_t bytes, int peer) const;
+  std::byte* reach(const Place& place, int peer, std::size_t bytes) const;
+  void share(const Sent& letter);
   void copy_some(Lock& lock);
+  void count_copied(const Sent& letter, std::size_t bytes, bool all);
 
   // Learn whether large messages of a source had better be copied by the kernel or come in pieces.
   bool learns(int source, std::size_t bytes) const;
@@ -223,7 +231,7 @@ class Mailbox {
   std::atomic<bool> keeps_ = false;    // there are such
   std::uint64_t numbers_ = 0;
   std::unordered_map<std::uint64_t, Sent> offered_, accepted_;
-  std::list<Sent> copies_;             // receives that wait for a thread to copy
+  std::list<Sent> copies_;             // letters that wait for a thread to copy
   std::atomic<bool> to_copy_ = false;  // there are such
   std::condition_variable copied_;
   std::vector<std::byte> record_;                                         // from abroad

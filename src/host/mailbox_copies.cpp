@@ -1,7 +1,8 @@
-// Large messages with tags that their receivers copy from the senders' memory.
+// Large messages with tags that are copied from memory to memory.
 #include <algorithm>
 #include <atomic>
 #include <string>
+#include <utility>
 
 #include "host/far.hpp"
 #include "host/group.hpp"
@@ -12,34 +13,57 @@ namespace {
 
 // Bytes of a message from which the kernel copies it, if that suits its pages. Below, parts take less time.
 constexpr std::size_t kFarPays = std::size_t{64} << 10;
+// From which a sender that waits copies a share.
+constexpr std::size_t kSharePays = 2 * host::Portions::kLeast;
 constexpr std::size_t kSlice = std::size_t{1} << 20;  // bytes between two looks at other messages
 
 }  // namespace
 
-Place Mailbox::place(const Message& message) const {
-  if (!near(message.peer)) return {};
-  if (const Place found = symmetric_.find(message.at, message.bytes); found.allocation != Place::kNone)
-    return found;
-  const bool reached =
-      group_.near(number(message.peer)) ||
-      (group_.reaches_all() && message.bytes >= kFarPays && group_.kernel_suits(message.at, message.bytes));
+Place Mailbox::place(const std::byte* at, std::size_t bytes, int peer) const {
+  if (!near(peer)) return {};
+  if (const Place found = symmetric_.find(at, bytes); found.allocation != Place::kNone) return found;
+  const bool reached = group_.near(number(peer)) ||
+                       (group_.reaches_all() && bytes >= kFarPays && group_.kernel_suits(at, bytes));
   if (!reached) return {};
-  return {.allocation = Place::kAddress, .offset = reinterpret_cast<std::uint64_t>(message.at)};
+  return {.allocation = Place::kAddress, .offset = reinterpret_cast<std::uint64_t>(at)};
 }
 
-const std::byte* Mailbox::reach(const Place& place, int source, std::size_t bytes) const {
-  if (place.allocation == Place::kNone || !near(source)) return nullptr;
-  const int owner = number(source);
+std::byte* Mailbox::reach(const Place& place, int peer, std::size_t bytes) const {
+  if (place.allocation == Place::kNone || !near(peer)) return nullptr;
+  const int owner = number(peer);
   if (place.allocation == Place::kAddress && (group_.near(owner) || group_.reaches_all()))
     return group_.reach(owner, place.offset);
-  if (const std::byte* at = symmetric_.resolve(place, owner, bytes)) return at;
-  group_.fail(FailureKind::mismatch, name(source) + " has offered a message outside its symmetric memory.");
+  if (std::byte* const at = symmetric_.resolve(place, owner, bytes)) return at;
+  group_.fail(FailureKind::mismatch, name(peer) + " has offered a message outside its symmetric memory.");
+}
+
+MailRing& Mailbox::ring_of(const Letter& letter) {
+  if (letter.sends) return to(letter.peer);
+  return from(letter.source);
+}
+
+// Lets the sender of a message copy it too if it waits for that alone, on a core of its own, and reaches this
+// rank's memory. One message of a sender at a time.
+void Mailbox::share(const Sent& letter) {
+  const int source = letter->source;
+  Inbox& inbox = inboxes_[static_cast<std::size_t>(source)];
+  if (inbox.shared || inbox.alone || source == rank_ || letter->expected < kSharePays ||
+      group_.patience().crowded)
+    return;
+  const Place at = place(letter->at, letter->expected, source);
+  if (at.allocation == Place::kNone) return;
+  inbox.shared = letter;
+  letter->shared = true;
+  from(source).portions().open(static_cast<std::uint32_t>(letter->number), letter->expected);
+  outboxes_[static_cast<std::size_t>(source)].answers.push_back(
+      {Head::share, letter->dtype, letter->tag, letter->expected, at.allocation, letter->number, at.offset});
 }
 
 // Copies some of a message: the waiter's own, or another. A long copy would hold up other threads, so that
 // the lock is free meanwhile.
 void Mailbox::copy_some(Lock& lock) {
-  if (copies_.empty()) return;
+  to_copy_ = !copies_.empty();
+  if (!to_copy_) return;
   const Letter* const own = own_;
   auto found =
       std::find_if(copies_.begin(), copies_.end(), [&](const Sent& one) { return one.get() == own; });
@@ -48,30 +72,56 @@ void Mailbox::copy_some(Lock& lock) {
   copies_.erase(found);
   to_copy_ = !copies_.empty();
   letter->copied_now = true;
-  const std::size_t bytes = std::min<std::size_t>(kSlice, letter->expected - letter->moved);
+  const bool sends = letter->sends;
+  const int peer = sends ? letter->peer : letter->source.load();
+  const std::size_t bytes = sends ? letter->bytes : letter->expected;
+  host::Portion part{letter->moved, std::min<std::size_t>(letter->moved + kSlice, bytes)};
   own_ = nullptr;
   lock.unlock();
-  // A sender that gives up says so, then waits for the copies that were counted before (`forget`).
-  const int source = letter->source;
-  std::atomic<std::uint32_t>& copies = from(source).copies();
-  copies.fetch_add(1, std::memory_order_acq_rel);
-  const bool gone = group_.failed() || group_.departed(number(source));
-  const bool copied = !gone && group_.copy(letter->at + letter->moved, letter->from + letter->moved, bytes);
-  copies.fetch_sub(1, std::memory_order_acq_rel);
+  // A rank that gives up a message says so, then waits for the copies that were counted before (`forget`).
+  MailRing& ring = ring_of(*letter);
+  ring.copies().fetch_add(1, std::memory_order_acq_rel);
+  const bool gone = group_.failed() || group_.departed(number(peer));
+  if (gone) part = {};
+  else if (letter->shared)
+    part = ring.portions().take(sends, static_cast<std::uint32_t>(letter->number), bytes);
+  const auto [to, from] =
+      sends ? std::pair(letter->theirs, letter->at) : std::pair(letter->at, letter->theirs);
+  const bool all = part.bytes() == 0 || group_.copy(to + part.begin, from + part.begin, part.bytes());
+  ring.copies().fetch_sub(1, std::memory_order_acq_rel);
   lock.lock();
   own_ = own;
   letter->copied_now = false;
   copied_.notify_all();
-  if (gone) return;  // the next look says why
-  if (!copied) {
-    accept(letter);
-    return push(source);
-  }
-  letter->moved += bytes;
-  if (letter->moved < letter->expected) {
+  if (part.bytes() == 0) return;  // the other end has the rest; or is gone, and the next look says why
+  if (letter->shared ? part.bytes() < bytes : (part.end < bytes && all)) {
     copies_.push_front(letter);
     to_copy_ = true;
-    return;
+  }
+  if (sends) {
+    outboxes_[static_cast<std::size_t>(peer)].answers.push_back({Head::wrote, letter->dtype, letter->tag,
+                                                                 part.bytes(), Place::kNone, letter->number,
+                                                                 std::uint64_t{all}});
+    return push(peer);
+  }
+  count_copied(letter, letter->shared || all ? part.bytes() : bytes - part.begin, all);
+}
+
+// Counts what either end has copied of a message, or has failed to.
+void Mailbox::count_copied(const Sent& letter, std::size_t bytes, bool all) {
+  const int source = letter->source;
+  Inbox& inbox = inboxes_[static_cast<std::size_t>(source)];
+  letter->moved += bytes;
+  letter->refused = letter->refused || !all;
+  if (letter->moved < letter->expected) return;
+  if (letter->shared) {
+    inbox.shared = nullptr;
+    inbox.alone = letter->refused;
+    copies_.remove(letter);
+  }
+  if (letter->refused) {
+    accept(letter);
+    return push(source);
   }
   outboxes_[static_cast<std::size_t>(source)].answers.push_back(
       {Head::taken, letter->dtype, letter->tag, 0, Place::kNone, letter->number, 0});

@@ -39,8 +39,8 @@ class FarMoves : public testing::Test {
     });
     ready.receive<int>();
     int probe = 0;
-    const bool permitted =
-        Far::read(child.pid(), reinterpret_cast<std::uint64_t>(kept.data()), &probe, sizeof probe);
+    const bool permitted = Far::try_copy(Way::read, child.pid(), reinterpret_cast<std::uint64_t>(kept.data()),
+                                         &probe, sizeof probe);
     Far far({::getpid(), child.pid()}, [](int rank, int error) {
       throw std::runtime_error("rank " + std::to_string(rank) + " unreachable: " + std::to_string(error));
     });

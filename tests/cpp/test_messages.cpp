@@ -20,10 +20,10 @@ namespace {
 
 // 36 bytes are the most within a record's line, 256 before records begin pages, 32768 of a piece, and 190464
 // at once between two ranks; 262157 ends with a short piece. 16312 and 131000 are the most of a record over
-// the fabric's shm and tcp.
-constexpr std::size_t kSizes[] = {0,      1,      36,     37,     256,    257,    1000,
-                                  16312,  16313,  16384,  16385,  20000,  32769,  70001,
-                                  131000, 131001, 190464, 190465, 262157, 1000003};
+// the fabric's shm and tcp. From 131072 on both ends copy.
+constexpr std::size_t kSizes[] = {0,      1,      36,     37,     256,    257,    1000,   16312,
+                                  16313,  16384,  16385,  20000,  32769,  70001,  131000, 131001,
+                                  131071, 131072, 190464, 190465, 262157, 1000003};
 constexpr int kSizesNumber = static_cast<int>(std::size(kSizes));
 static_assert(kSizesNumber % 2 == 0);  // two have a tag
 

@@ -12,28 +12,12 @@
 #include <vector>
 
 #include "messages.hpp"
+#include "piped.hpp"
 #include "processes.hpp"
 #include "ranks.hpp"
 
 namespace unisono::test {
 namespace {
-
-// How two processes meet.
-struct Piped final : Bootstrap {
-  Piped(int me, Pipe& in, Pipe& out) : me_(me), in_(in), out_(out) {}
-  int rank() const override { return me_; }
-  int size() const override { return 2; }
-  std::vector<std::string> all_gather(const std::string& data) override {
-    std::array<char, 1024> mine{};
-    std::copy(data.begin(), data.end(), mine.begin());
-    out_.send(std::pair(data.size(), mine));
-    const auto [bytes, text] = in_.receive<std::pair<std::size_t, std::array<char, 1024>>>();
-    const std::string other(text.data(), bytes);
-    return me_ == 0 ? std::vector{data, other} : std::vector{other, data};
-  }
-  int me_;
-  Pipe &in_, &out_;
-};
 
 // Memory in huge pages, if the machine gives such.
 class Huge {
