@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <functional>
 #include <memory>
 #include <string>
@@ -32,7 +33,9 @@ struct World {
   void run(const Body& body) const {
     const int n = static_cast<int>(layout.size());
     const auto bootstraps = thread_bootstraps(n, std::chrono::seconds(60));
+    std::barrier<> made(n);  // no rank fails while another still makes its communicator
     auto rank = [&](int r) {
+      bool waits = true;
       try {
         Bootstrap& bootstrap = *bootstraps[static_cast<std::size_t>(r)];
         Communicator::Options options;
@@ -46,8 +49,11 @@ struct World {
         };
         auto place = nodes::meet(bootstrap, layout.substr(static_cast<std::size_t>(r), 1), check);
         nodes::NodesCommunicator comm(bootstrap, std::move(place), options, limits);
+        waits = false;
+        made.arrive_and_wait();
         body(comm);
       } catch (const std::exception& error) {
+        if (waits) made.arrive_and_drop();
         ADD_FAILURE() << "rank " << r << " of " << layout << ": " << error.what();
       }
     };

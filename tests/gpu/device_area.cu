@@ -41,8 +41,11 @@ struct Rank {
   std::vector<void*> made;
   std::function<void(const std::string&)> tell;  // a text that is to be the same on every rank
 
-  Rank(const std::shared_ptr<unisono::Bootstrap>& bootstrap, const unisono::Communicator::Options& options)
-      : rank(bootstrap->rank()), ranks(bootstrap->size()), comm(bootstrap, options) {
+  const bool shared;  // the ranks share a GPU
+
+  Rank(const std::shared_ptr<unisono::Bootstrap>& bootstrap, const unisono::Communicator::Options& options,
+       bool shared)
+      : rank(bootstrap->rank()), ranks(bootstrap->size()), comm(bootstrap, options), shared(shared) {
     for (cudaStream_t& stream : streams)
       check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
   }
@@ -68,6 +71,13 @@ struct Rank {
   // Work of the GPU as a whole, such as freeing memory, is done: no kernel waits for it.
   void ready() {
     check(cudaDeviceSynchronize(), "getting ready");
+    comm.barrier();
+  }
+  // Lets a launch on the first stream follow another. Streams of ranks that share a GPU may share a queue,
+  // in which a launch behind a kernel that waits holds up those of other ranks.
+  void follow() {
+    if (!shared) return;
+    comm.synchronize(streams[0]);
     comm.barrier();
   }
   void finish() {
@@ -196,6 +206,7 @@ void barriers(Rank& here) {
   here.ready();
   auto launch = [&] { rounds<<<1, 32, 0, here.streams[0]>>>(area.handle(), 7, epoch, wrong); };
   launch();
+  here.follow();
   launch();
   here.comm.synchronize(here.streams[0]);
   cudaGraph_t graph = nullptr;
@@ -206,7 +217,10 @@ void barriers(Rank& here) {
   check(cudaGraphInstantiate(&ready, graph, 0), "a graph");
   check(cudaGraphUpload(ready, here.streams[0]), "a graph");
   here.ready();
-  for (int replay = 0; replay < 10; ++replay) check(cudaGraphLaunch(ready, here.streams[0]), "a graph");
+  for (int replay = 0; replay < 10; ++replay) {
+    check(cudaGraphLaunch(ready, here.streams[0]), "a graph");
+    here.follow();
+  }
   here.comm.synchronize(here.streams[0]);
   expect(here.read(wrong, 1)[0] == 0, "values that were not there after synchronise");
   expect(here.read(epoch, 1)[0] == 12 * 7, "rounds are missing");
@@ -361,7 +375,8 @@ int main(int argc, char** argv) {
         load_kernels();
         const double timeout_s = test.short_deadline ? (r == 0 ? 4 : 60) : 20;
         Rank here(bootstraps[static_cast<std::size_t>(r)],
-                  {.timeout_s = timeout_s, .device = gpu, .max_sms = gpus < ranks ? 64 / ranks : 0});
+                  {.timeout_s = timeout_s, .device = gpu, .max_sms = gpus < ranks ? 64 / ranks : 0},
+                  gpus < ranks);
         here.tell = [&](const std::string& text) {
           const std::scoped_lock lock(mutex);
           texts.insert(text);
