@@ -48,7 +48,7 @@ def make_model(folder: str) -> None:
 
 
 def turns_class() -> type:
-    """Returns a communicator of vLLM that both libraries carry by turns. Rank 0 writes these into a file."""
+    """Returns a communicator for vLLM, which both libraries carry by turns. Rank 0 writes down each turn."""
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator, _CPUSHMDistributed
 
     from unisono.torch.vllm.communicator import UnisonoCommunicator
@@ -65,6 +65,8 @@ def turns_class() -> type:
                 self.dist_module = _CPUSHMDistributed(self)
 
         def all_reduce(self, input_: Any) -> Any:
+            if self._comm is None:
+                return super().all_reduce(input_)
             if input_.shape[0] != SEQUENCES:  # a prefill, or the last tokens of some sequences
                 self._calls = 0
             else:

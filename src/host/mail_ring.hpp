@@ -58,7 +58,7 @@ class MailRing {
 
   // Threads of either end that may copy between the memory of both.
   std::atomic<std::uint32_t>& copies() const { return gate_.copies; }
-  // Of the message that both ends copy.
+  // The portions of the message that both ends copy.
   host::Portions& portions() const { return gate_.portions; }
   // Returns whether the reader would rather have messages of about that size in pieces than copy them.
   bool wants_pieces(std::size_t bytes) const {

@@ -363,7 +363,7 @@ void Mailbox::forget(Lock& lock, const Sent& letter) {
     in.shared = nullptr;
     in.ring->portions().close();
   }
-  const int peer = letter->sends ? letter->peer : letter->source.load();
+  const int peer = letter->other_end();
   if ((letter->sends && near(peer)) || letter->shared) {
     auto& copies = ring_of(*letter).copies();
     bool late = false;

@@ -100,6 +100,8 @@ class Mailbox {
         : Message(message), State(Message::what()), door(std::move(of)) {}
     void move_on(std::optional<Clock::time_point> until) override;
     using Message::what;
+    int other_end() const { return sends ? peer : source.load(); }
+    std::size_t whole() const { return sends ? bytes : static_cast<std::size_t>(expected); }
 
     std::uint64_t expected = 0;    // bytes that a receive gets
     std::uint64_t moved = 0;       // bytes
@@ -196,6 +198,7 @@ class Mailbox {
   std::byte* reach(const Place& place, int peer, std::size_t bytes) const;
   void share(const Sent& letter);
   void copy_some(Lock& lock);
+  std::pair<host::Portion, bool> copy_part(const Letter& letter);
   void count_copied(const Sent& letter, std::size_t bytes, bool all);
 
   // Learn whether large messages of a source had better be copied by the kernel or come in pieces.

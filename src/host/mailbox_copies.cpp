@@ -13,7 +13,7 @@ namespace {
 
 // Bytes of a message from which the kernel copies it, if that suits its pages. Below, parts take less time.
 constexpr std::size_t kFarPays = std::size_t{64} << 10;
-// From which a sender that waits copies a share.
+// Bytes of a message from which a sender that waits copies a share.
 constexpr std::size_t kSharePays = 2 * host::Portions::kLeast;
 constexpr std::size_t kSlice = std::size_t{1} << 20;  // bytes between two looks at other messages
 
@@ -38,8 +38,9 @@ std::byte* Mailbox::reach(const Place& place, int peer, std::size_t bytes) const
 }
 
 MailRing& Mailbox::ring_of(const Letter& letter) {
-  if (letter.sends) return to(letter.peer);
-  return from(letter.source);
+  const int peer = letter.other_end();
+  if (letter.sends) return to(peer);
+  return from(peer);
 }
 
 // Lets the sender of a message copy it too if it waits for that alone, on a core of its own, and reaches this
@@ -72,39 +73,44 @@ void Mailbox::copy_some(Lock& lock) {
   copies_.erase(found);
   to_copy_ = !copies_.empty();
   letter->copied_now = true;
-  const bool sends = letter->sends;
-  const int peer = sends ? letter->peer : letter->source.load();
-  const std::size_t bytes = sends ? letter->bytes : letter->expected;
-  host::Portion part{letter->moved, std::min<std::size_t>(letter->moved + kSlice, bytes)};
   own_ = nullptr;
   lock.unlock();
-  // A rank that gives up a message says so, then waits for the copies that were counted before (`forget`).
-  MailRing& ring = ring_of(*letter);
-  ring.copies().fetch_add(1, std::memory_order_acq_rel);
-  const bool gone = group_.failed() || group_.departed(number(peer));
-  if (gone) part = {};
-  else if (letter->shared)
-    part = ring.portions().take(sends, static_cast<std::uint32_t>(letter->number), bytes);
-  const auto [to, from] =
-      sends ? std::pair(letter->theirs, letter->at) : std::pair(letter->at, letter->theirs);
-  const bool all = part.bytes() == 0 || group_.copy(to + part.begin, from + part.begin, part.bytes());
-  ring.copies().fetch_sub(1, std::memory_order_acq_rel);
+  const auto [part, all] = copy_part(*letter);
   lock.lock();
   own_ = own;
   letter->copied_now = false;
   copied_.notify_all();
   if (part.bytes() == 0) return;  // the other end has the rest; or is gone, and the next look says why
+  const std::size_t bytes = letter->whole();
   if (letter->shared ? part.bytes() < bytes : (part.end < bytes && all)) {
     copies_.push_front(letter);
     to_copy_ = true;
   }
-  if (sends) {
-    outboxes_[static_cast<std::size_t>(peer)].answers.push_back({Head::wrote, letter->dtype, letter->tag,
-                                                                 part.bytes(), Place::kNone, letter->number,
-                                                                 std::uint64_t{all}});
-    return push(peer);
+  if (letter->sends) {
+    outboxes_[static_cast<std::size_t>(letter->peer)].answers.push_back(
+        {Head::wrote, letter->dtype, letter->tag, part.bytes(), Place::kNone, letter->number,
+         std::uint64_t{all}});
+    return push(letter->peer);
   }
   count_copied(letter, letter->shared || all ? part.bytes() : bytes - part.begin, all);
+}
+
+// Copies a part of a message, without the lock. Returns the part, and whether all of it is copied. Nothing is
+// left to copy if the part is empty, or the other end is gone.
+std::pair<host::Portion, bool> Mailbox::copy_part(const Letter& letter) {
+  // A rank that gives up a message says so, then waits for the copies that were counted before (`forget`).
+  MailRing& ring = ring_of(letter);
+  ring.copies().fetch_add(1, std::memory_order_acq_rel);
+  host::Portion part;
+  if (const bool gone = group_.failed() || group_.departed(number(letter.other_end())); !gone)
+    part = letter.shared
+               ? ring.portions().take(letter.sends, static_cast<std::uint32_t>(letter.number), letter.whole())
+               : host::Portion{letter.moved, std::min(letter.moved + kSlice, letter.whole())};
+  const auto [to, from] =
+      letter.sends ? std::pair(letter.theirs, letter.at) : std::pair(letter.at, letter.theirs);
+  const bool all = part.bytes() == 0 || group_.copy(to + part.begin, from + part.begin, part.bytes());
+  ring.copies().fetch_sub(1, std::memory_order_acq_rel);
+  return {part, all};
 }
 
 // Counts what either end has copied of a message, or has failed to.

@@ -29,7 +29,7 @@ namespace {
 
 constexpr std::size_t kLook = std::size_t{64} << 10;  // bytes of the copy that ranks time when they meet
 
-// What the kernel does with a copy.
+// The kernel's answer to a copy.
 enum class Does { copies, seems_fast, refuses, stops, ends_the_process };
 
 // Shared by both processes.
