@@ -40,6 +40,7 @@ static const struct {
              {"all_gather", UNISONO_ALL_GATHER, 1},
              {"all_to_all", UNISONO_ALL_TO_ALL, 1},
              {"broadcast", UNISONO_BROADCAST, 0},
+             {"reduce", UNISONO_REDUCE, 0},
              {"reduce_scatter", UNISONO_REDUCE_SCATTER, 1},
              {"send_recv", UNISONO_SEND_RECV, 0},
              {"gather", UNISONO_GATHER, 1},
@@ -76,6 +77,7 @@ static void by_mpi(int number, const unisono_call* call) {
   if (number == UNISONO_ALL_GATHER) MPI_Allgather(call->in, n, MPI_FLOAT, call->out, n, MPI_FLOAT, world);
   if (number == UNISONO_ALL_TO_ALL) MPI_Alltoall(call->in, n, MPI_FLOAT, call->out, n, MPI_FLOAT, world);
   if (number == UNISONO_BROADCAST) MPI_Bcast(rank ? call->out : (void*)call->in, n, MPI_FLOAT, 0, world);
+  if (number == UNISONO_REDUCE) MPI_Reduce(call->in, call->out, n, MPI_FLOAT, MPI_SUM, 0, world);
   if (number == UNISONO_GATHER) MPI_Gather(call->in, n, MPI_FLOAT, call->out, n, MPI_FLOAT, 0, world);
   if (number == UNISONO_SCATTER) MPI_Scatter(call->in, n, MPI_FLOAT, call->out, n, MPI_FLOAT, 0, world);
   if (number == UNISONO_REDUCE_SCATTER)
