@@ -36,16 +36,11 @@ enum {
 static const struct {
   const char* name;
   int number, blocks;  // blocks: the larger buffer has one for each rank
-} kinds[] = {{"all_reduce", UNISONO_ALL_REDUCE, 0},
-             {"all_gather", UNISONO_ALL_GATHER, 1},
-             {"all_to_all", UNISONO_ALL_TO_ALL, 1},
-             {"broadcast", UNISONO_BROADCAST, 0},
-             {"reduce", UNISONO_REDUCE, 0},
-             {"reduce_scatter", UNISONO_REDUCE_SCATTER, 1},
-             {"send_recv", UNISONO_SEND_RECV, 0},
-             {"gather", UNISONO_GATHER, 1},
-             {"scatter", UNISONO_SCATTER, 1},
-             {"message", MESSAGE, 0}};
+} kinds[] = {{"all_reduce", UNISONO_ALL_REDUCE, 0}, {"all_gather", UNISONO_ALL_GATHER, 1},
+             {"all_to_all", UNISONO_ALL_TO_ALL, 1}, {"broadcast", UNISONO_BROADCAST, 0},
+             {"reduce", UNISONO_REDUCE, 0},         {"reduce_scatter", UNISONO_REDUCE_SCATTER, 1},
+             {"send_recv", UNISONO_SEND_RECV, 0},   {"gather", UNISONO_GATHER, 1},
+             {"scatter", UNISONO_SCATTER, 1},       {"message", MESSAGE, 0}};
 
 static unisono_comm* comm;
 static int rank, ranks;

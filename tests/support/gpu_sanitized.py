@@ -40,13 +40,13 @@ def norms() -> Iterator[tuple[str, bool]]:
 
 
 def experts() -> Iterator[tuple[str, bool]]:
-    """Dispatches few tokens and many, with each scale, and combines what the experts would give."""
+    """Dispatches by each form, with each scale, and combines what the experts would give."""
     ranks = Rank()
     torch.manual_seed(ranks.rank)
-    forms = product(("flat", "rank_major", "expert_major"), (None, "e4m3_128", "mx"), (5, 300))
+    forms = product(("flat", "rank_major", "expert_major"), (None, "e4m3_128", "mx"), (5, 300, 600))
     for layout, scales, tokens in forms:
         options = unisono.MoeOptions(layout=layout, scales=scales)
-        moe = ranks.comm.moe(8 * ranks.size, 4, HIDDEN, 300, dtype="bf16", options=options)
+        moe = ranks.comm.moe(8 * ranks.size, 4, HIDDEN, tokens, dtype="bf16", options=options)
         x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
         topk_idx = torch.rand(tokens, 8 * ranks.size, device="cuda").topk(4).indices.int()
         weights = torch.full((tokens, 4), 0.25, device="cuda")

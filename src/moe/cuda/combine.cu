@@ -82,7 +82,7 @@ struct Share {
 
 // Whether the tokens of every rank are one chunk.
 __device__ inline bool one_chunk(const Work& work, const Combine& combine) {
-  return work.space.chunks == 1 || combine.few;
+  return work.space.chunks == 1 || combine.one_chunk;
 }
 
 // The tokens of a source that lie in a chunk, by their positions here.

@@ -3,27 +3,13 @@
 
 #include "cuda/api.hpp"
 #include "moe/cuda/fill.cuh"
+#include "moe/cuda/land.cuh"
 #include "moe/cuda/launch.hpp"
 #include "moe/cuda/permute.cuh"
 #include "moe/cuda/token.cuh"
 
 namespace unisono::moe::gpu {
 namespace {
-
-// kScales: of x, whose elements are of type T.
-template <class T, MoeScales kScales>
-__device__ void send_rows(const Work& work, const Dispatch& dispatch, Targets& targets, int count,
-                          unsigned token, unsigned segment, unsigned segments) {
-  const Dims& d = work.dims;
-  constexpr bool kQuantised = kScales != MoeScales::none;
-  if constexpr (kQuantised) {
-    const Payload& x = dispatch.payloads.of[0];
-    aim(work, targets, count, x.to, x.bytes);
-    quantise_row<T, kScales>(work, x.from + token * d.row_bytes, targets, count,
-                             work.space.x(work.epoch) + work.space.scales, dispatch.wide, segment, segments);
-  }
-  copy_payloads(work, dispatch, targets, count, kQuantised ? 1 : 0, token, segment, segments);
-}
 
 // Waits until every peer has begun this dispatch too, unless a kernel before has done so.
 __device__ bool begin(const Work& work, const Dispatch& dispatch) {
@@ -51,49 +37,7 @@ __global__ void __launch_bounds__(kThreads, kScales == MoeScales::none ? 2 : 1)
   fill_tables(work, dispatch);
   clear_gaps(work, dispatch);
   tell_weighted(work, dispatch);
-  if (work.dims.ranks == 1 || !last_block(work, kSentTicket)) return;
-  if (threadIdx.x == 0 && dispatch.routed) ++counters(work).dispatches;
-  tell_all(work, Told::data);
-  if (!dispatch.lands) return;
-  const std::uint32_t landed = counters(work).landed + 1;
-  if (hear_all(work, Told::data, landed) && threadIdx.x == 0) counters(work).landed = landed;
-}
-
-// Copies a segment of a peer's row to the other experts of its token.
-__device__ void fan_out(const Work& work, const Dispatch& dispatch, Targets& targets, std::size_t token_row,
-                        unsigned segment, unsigned segments) {
-  const Dims& d = work.dims;
-  const auto k = static_cast<unsigned>(d.top_k);
-  const std::int32_t row =
-      lane() < k ? table<std::int32_t>(work, work.space.pair_rows)[token_row * k + lane()] : kNone;
-  const unsigned rows = __ballot_sync(kAllLanes, row != kNone);
-  if (__popc(rows) < 2) return;
-  const auto from = static_cast<std::size_t>(__shfl_sync(kAllLanes, row, __ffs(static_cast<int>(rows)) - 1));
-  const int place = __popc(rows & ((1u << lane()) - 1));
-  if (row != kNone && place > 0) targets.of[place - 1] = {d.rank, row};
-  const int count = __popc(rows) - 1;
-  const auto copy = [&](std::size_t array, std::size_t bytes) {
-    aim(work, targets, count, array, bytes);
-    const int word = bytes % 16 == 0 ? 16 : bytes % 4 == 0 ? 4 : 1;
-    copy_row(mine<byte>(work, array) + from * bytes, targets.at, count, bytes, word, segment, segments);
-  };
-  if (d.scale_bytes > 0) copy(work.space.x(work.epoch) + work.space.scales, d.scale_bytes);
-  for (int p = 0; p < dispatch.payloads.count; ++p)
-    copy(dispatch.payloads.of[p].to, dispatch.payloads.of[p].bytes);
-  __syncwarp();
-}
-
-__device__ void fan_out_all(const Work& work, const Dispatch& dispatch, Targets& targets) {
-  const Dims& d = work.dims;
-  const auto* const source_rows = table<std::int32_t>(work, work.space.source_rows);
-  for (int i = 1; i < d.ranks; ++i) {
-    const int source = (d.rank + i) % d.ranks;
-    const auto rows = static_cast<unsigned>(source_rows[source]);
-    const unsigned segments = segments_of(rows);
-    for (unsigned item = warp_of_grid(); item < rows * segments; item += warps_of_grid())
-      fan_out(work, dispatch, targets, static_cast<std::size_t>(source) * d.max_tokens + item / segments,
-              item % segments, segments);
-  }
+  if (work.dims.ranks > 1 && tell_sent(work, dispatch) && dispatch.lands) await_rows(work);
 }
 
 // Copies the rows of x to where the caller wants them.
@@ -108,28 +52,18 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     land_kernel(const __grid_constant__ Work work, const __grid_constant__ Dispatch dispatch) {
   __shared__ Targets all_targets[kWarps];
-  const std::uint32_t landed = counters(work).landed + 1;
-  if (failed(work) || !hear_all(work, Told::data, landed)) return;
+  if (failed(work)) return;
   if (dispatch.copies && !hear_all(work, Told::copied, dispatch.copied)) return;
-  if (work.dims.expert_major()) fan_out_all(work, dispatch, all_targets[warp_of_block()]);
-  if (last_block(work, kEndTicket) && threadIdx.x == 0) counters(work).landed = landed;
+  land_rows(work, dispatch, all_targets[warp_of_block()], table<std::uint32_t>(work, work.space.source_rows));
 }
 
-// The kernels that send x as `dims` has it.
+// The kernels that send x.
 struct Kernels {
-  template <class T>
-  static Kernels of(MoeScales scales) {
-    return scales == MoeScales::mx ? of<T, MoeScales::mx>() : of<T, MoeScales::e4m3_128>();
-  }
-  template <class T, MoeScales kScales>
-  static Kernels of() {
-    return {reinterpret_cast<const void*>(send_kernel<T, kScales>),
-            reinterpret_cast<const void*>(permute_kernel<T, kScales>)};
-  }
   static Kernels of(const Dims& dims) {
-    if (dims.scales == MoeScales::none) return of<float, MoeScales::none>();  // rows go as bytes
-    if (dims.dtype == DType::f32) return of<float>(dims.scales);
-    return dims.dtype == DType::f16 ? of<F16>(dims.scales) : of<BF16>(dims.scales);
+    return by_form(dims, []<class T, MoeScales kScales>(Form<T, kScales>) -> Kernels {
+      return {reinterpret_cast<const void*>(send_kernel<T, kScales>),
+              reinterpret_cast<const void*>(permute_kernel<T, kScales>)};
+    });
   }
   const void *send, *permute;
 };

@@ -35,9 +35,11 @@ constexpr std::size_t kTokensOfRoute = 256;  // that a block of the kernel of ro
 // Returns the layout of a moe on a GPU whose blocks have so much shared memory. A kernel has at most `blocks`
 // of them.
 gpu::Space space_of(const Dims& dims, std::size_t shared, std::size_t blocks, bool copies) {
-  if (dims.ranks > 1 && env().moe_low_latency)
-    if (const gpu::Space few(dims, blocks, copies); gpu::low_latency_shared_bytes(dims, few) <= shared)
-      return few;
+  if (dims.ranks > 1 && env().moe_low_latency) {
+    gpu::Space few(dims, blocks, copies);
+    if (gpu::at_once_shared_bytes(dims, few) > shared) few.at_once_tokens = 0;
+    if (gpu::low_latency_shared_bytes(dims, few) <= shared) return few;
+  }
   return {dims, 0, copies};
 }
 
@@ -81,6 +83,7 @@ void GpuEngine::load(bool copies) {
   if (work_.space.few_tokens > 0) {
     gpu::load_low_latency_dispatch(work_.dims);
     gpu::load_low_latency_combine();
+    gpu::load_at_once(work_.dims);
   }
   gpu::load_dispatch(work_.dims, send_blocks_, bulk_);
   gpu::load_combine(work_.dims.ranks == 1, sum_blocks_);
@@ -118,7 +121,8 @@ void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, b
   dispatch_.tokens = work_.tokens;
   dispatch_.routed = routed;
   dispatch_.copies = many() && !whole;
-  dispatch_.lands = whole && work_.dims.ranks > 1 && (few() || !work_.dims.expert_major());
+  const bool one_kernel = few() || (at_once() && !routed);
+  dispatch_.lands = whole && work_.dims.ranks > 1 && (one_kernel || !work_.dims.expert_major());
   dispatch_.weights = tokens.weights;
   dispatch_.topk_idx = tokens.topk_idx;
   dispatch_.wide_index = tokens.index == DType::i64;
@@ -126,11 +130,16 @@ void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, b
   lay_payloads(tokens);
   if (few())
     return check(gpu::low_latency_dispatch(work_, dispatch_, blocks_for_few(entries_to_fill()), stream_));
+  const int senders = std::min(blocks(send_blocks_), blocks_to_send());
+  if (!routed && at_once()) {
+    const int landers = work_.dims.expert_major() ? blocks_for_rows() : 1;
+    return check(gpu::dispatch_at_once(work_, dispatch_, std::max(senders, landers), stream_));
+  }
   if (!routed)
     check(
         gpu::route(work_, tokens.topk_idx, tokens.index, std::min(most_blocks_, blocks_to_route()), stream_));
   if (dispatch_.copies) return send_by_copies();
-  check(gpu::send(work_, dispatch_, std::min(blocks(send_blocks_), blocks_to_send()), stream_));
+  check(gpu::send(work_, dispatch_, senders, stream_));
 }
 
 // Several blocks share the tokens, and one more tells of them.
@@ -239,7 +248,7 @@ void GpuEngine::begin_combine(const MoeOutputs& outputs, int slot, bool whole) {
                               outputs.row_bytes) == 16,
               .push = true,
               .sum = whole,
-              .few = few()};
+              .one_chunk = few() || at_once()};
   // a graph is not to hold the counts of this call
   if (many() && !whole && !cuda::is_capturing(stream_)) return return_by_copies();
   combine_.lends = lends(outputs);

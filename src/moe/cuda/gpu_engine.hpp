@@ -78,6 +78,7 @@ class GpuEngine final : public Engine {
   std::size_t rows_to_come() const { return most_ * static_cast<std::size_t>(work_.dims.ranks); }
   // Whether the kernels for few tokens run. A row that comes keeps a block busy.
   bool few() const { return most_ <= work_.space.few_tokens; }
+  bool at_once() const { return !few() && most_ <= work_.space.at_once_tokens; }
   bool few_sums() const { return most_ <= work_.space.few_sums_tokens; }
   bool lends(const MoeOutputs& outputs) const;
   // Returns how many entries of tables a new routing fills where no token goes.

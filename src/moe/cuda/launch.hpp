@@ -28,6 +28,11 @@ cudaError_t sort(const Work& work, cudaStream_t stream);
 // Makes the steps of a combine that `combine` names.
 cudaError_t combine(const Work& work, const Combine& combine, int blocks, cudaStream_t stream);
 
+// The dispatch of some tokens, by one kernel that reads routes and sends rows.
+std::size_t at_once_shared_bytes(const Dims& dims, const Space& space);
+void load_at_once(const Dims& dims);
+cudaError_t dispatch_at_once(const Work& work, const Dispatch& dispatch, int blocks, cudaStream_t stream);
+
 // The low-latency forms: one kernel for all of a dispatch or combine, or one for each of its two steps.
 std::size_t low_latency_shared_bytes(const Dims& dims, const Space& space);
 void load_low_latency_dispatch(const Dims& dims);

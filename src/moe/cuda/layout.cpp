@@ -40,8 +40,9 @@ Space::Space(const Dims& dims, std::size_t few_blocks, bool copies) {
   scales = at(pool_bytes, pool_rows * dims.scale_bytes);
   more = at(pool_bytes, pool_rows * dims.more_bytes + kMostMore * 256);
   if (few_blocks > 0) {
-    few_tokens = most_of(dims, std::min(kFewRows, few_blocks * kFewRowsOfBlock));
+    few_tokens = std::min(std::max<std::size_t>(few_blocks / kBlocksOfToken, 1), dims.max_tokens);
     few_sums_tokens = most_of(dims, std::min(kFewSums, few_blocks * kFewSumsOfBlock));
+    at_once_tokens = std::min({kTokensAtOnce, few_blocks * kTokensOfBlock, dims.max_tokens});
     told_lines = lines_of((1 + columns) * sizeof(std::uint16_t));
     at(told_bytes, ranks * told_lines * kLine);
     row_lines =

@@ -19,10 +19,12 @@ inline constexpr int kThreads = 512;               // of a block of every kernel
 inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kPositionBits = 24;  // of a token among those of its rank for another
 inline constexpr std::int32_t kNone = -1;
-// The low-latency kernel of a dispatch, and that of a combine, is taken if a rank has so few tokens, and so
-// few rows can be expected, also for each of its blocks.
-inline constexpr std::size_t kFewTokens = 128, kFewRows = 512, kFewSums = 256;
-inline constexpr std::size_t kFewRowsOfBlock = 8, kFewSumsOfBlock = 4;
+// A dispatch takes the low-latency kernel while it has so many blocks for each token; then, up to so many
+// tokens of a rank and of each of its blocks, the one that reads the routes and sends the rows at once.
+inline constexpr std::size_t kBlocksOfToken = 2, kTokensAtOnce = 512, kTokensOfBlock = 32;
+// A combine takes the low-latency kernel if a rank has so few tokens, and so few rows can be expected, also
+// for each of its blocks.
+inline constexpr std::size_t kFewTokens = 128, kFewSums = 256, kFewSumsOfBlock = 4;
 
 // Sizes of lines (docs/gpu.md), in which the low-latency kernels send rows.
 inline constexpr std::size_t kLine = 128;         // bytes
@@ -108,6 +110,8 @@ struct Space {
   std::size_t told = 0, told_bytes = 0, told_lines = 0;
   std::size_t sent = 0, sent_bytes = 0, row_lines = 0;
   std::size_t few_sums = 0, few_sums_bytes = 0, sum_lines = 0;
+  // Of a rank that one kernel dispatches, above few_tokens; 0: none. It tells counts as the low-latency one.
+  std::size_t at_once_tokens = 0;
   std::size_t bytes = 0;
 
   // Within a slot.
@@ -177,7 +181,7 @@ struct Combine {
   bool wide = false;               // rows can be read and written by words of 16 bytes
   bool push = false, sum = false;  // the steps that the kernel makes
   bool lends = false;              // y lies in this rank's area: peers read its rows there
-  bool few = false;                // a low-latency dispatch has set the routing: its tokens are one chunk
+  bool one_chunk = false;          // the dispatch that set the routing has counted no chunks
   std::size_t returned = 0;        // where copy engines bring the peers' rows; 0: the peers push or lend them
   std::uint32_t chunks_before = 0;  // signals of kind `returned` before this combine's
 };

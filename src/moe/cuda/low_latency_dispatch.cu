@@ -217,7 +217,8 @@ __global__ void __launch_bounds__(kThreads)
                                 const __grid_constant__ Dispatch dispatch) {
   extern __shared__ std::uint64_t memory[];
   __shared__ Targets all_targets[kWarps];
-  const Few few(work, memory);
+  __shared__ Rooms rooms;
+  const Few few(work, memory, work.space.few_tokens);
   const Rounds rounds(work);
   std::int64_t first = kNone;
   if (dispatch.routed) {
@@ -246,7 +247,10 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const Role role(work.dims, dispatch);
   if (!dispatch.routed) find_first_rows(work, few);
-  if (!dispatch.routed && role.sets && !lay_out_few(work, few)) return;
+  if (!dispatch.routed && role.sets) {
+    if (!lay_out_few(work, few, rooms)) return;
+    if (blockIdx.x == gridDim.x - 1) keep_homes(work, few, rooms);
+  }
   const bool landed =
       land_rows<T, kScales, kWide>(work, dispatch, few, role, all_targets[warp_of_block()], phase);
   if (__syncthreads_and(landed) == 0) return;
@@ -254,24 +258,18 @@ __global__ void __launch_bounds__(kThreads)
   clear_gaps(work, dispatch);
 }
 
-template <class T>
-const void* kernel_of(MoeScales scales) {
-  return scales == MoeScales::mx
-             ? reinterpret_cast<const void*>(low_latency_dispatch_kernel<T, MoeScales::mx, false>)
-             : reinterpret_cast<const void*>(low_latency_dispatch_kernel<T, MoeScales::e4m3_128, false>);
-}
 const void* kernel_of(const Dims& dims, bool wide) {
-  if (dims.scales == MoeScales::none)  // rows go as bytes
-    return wide ? reinterpret_cast<const void*>(low_latency_dispatch_kernel<float, MoeScales::none, true>)
-                : reinterpret_cast<const void*>(low_latency_dispatch_kernel<float, MoeScales::none, false>);
-  if (dims.dtype == DType::f32) return kernel_of<float>(dims.scales);
-  return dims.dtype == DType::f16 ? kernel_of<F16>(dims.scales) : kernel_of<BF16>(dims.scales);
+  return by_form(dims, [&]<class T, MoeScales kScales>(Form<T, kScales>) {
+    constexpr bool kBytes = kScales == MoeScales::none;
+    return kBytes && wide ? reinterpret_cast<const void*>(low_latency_dispatch_kernel<T, kScales, kBytes>)
+                          : reinterpret_cast<const void*>(low_latency_dispatch_kernel<T, kScales, false>);
+  });
 }
 
 }  // namespace
 
 std::size_t low_latency_shared_bytes(const Dims& dims, const Space& space) {
-  return Few::bytes(dims, space) + kWarps * sizeof(Targets) + 2048;
+  return Few::bytes(dims, space, space.few_tokens) + kWarps * sizeof(Targets) + sizeof(Rooms) + 2048;
 }
 
 void load_low_latency_dispatch(const Dims& dims) {
@@ -284,7 +282,7 @@ cudaError_t low_latency_dispatch(const Work& work, const Dispatch& dispatch, int
   for (int p = 0; p < dispatch.payloads.count; ++p) wide = wide && dispatch.payloads.of[p].word == 16;
   void* parameters[] = {const_cast<Work*>(&work), const_cast<Dispatch*>(&dispatch)};
   return cudaLaunchKernel(kernel_of(work.dims, wide), dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
-                          parameters, Few::bytes(work.dims, work.space), stream);
+                          parameters, Few::bytes(work.dims, work.space, work.space.few_tokens), stream);
 }
 
 }  // namespace unisono::moe::gpu

@@ -1,4 +1,4 @@
-// Routes of few tokens: every block reads all of them, and finds out alone where each row goes.
+// Routes that every block reads: each finds out alone where all rows go, so that blocks need not meet.
 #pragma once
 
 #include "moe/cuda/counts.cuh"
@@ -13,24 +13,25 @@ struct Few {
   // A rank's message: numbers of 16 bits, first whether its tokens have weights, then its columns. It has as
   // many as fill its lines.
   __device__ static std::size_t numbers(const Space& space) { return space.told_lines * kWordsOfLine * 4; }
-  __host__ __device__ static std::size_t bytes(const Dims& dims, const Space& space) {
+  // most: tokens for which there is room.
+  __host__ __device__ static std::size_t bytes(const Dims& dims, const Space& space, std::size_t most) {
     const auto ranks = static_cast<std::size_t>(dims.ranks);
-    const std::size_t pairs = space.few_tokens * static_cast<std::size_t>(dims.top_k);
+    const std::size_t pairs = most * static_cast<std::size_t>(dims.top_k);
     return ranks * space.told_lines * kWordsOfLine * 8 +
            ((kWarps + 5) * space.columns + 1 + static_cast<std::size_t>(dims.experts) + 2 * pairs +
-            4 * ranks + space.few_tokens) *
+            4 * ranks + most) *
                sizeof(std::uint32_t);
   }
 
-  __device__ Few(const Work& work, std::uint64_t* memory)
+  __device__ Few(const Work& work, std::uint64_t* memory, std::size_t most)
       : told(memory),
         warps(reinterpret_cast<std::uint32_t*>(memory +
                                                work.dims.ranks * work.space.told_lines * kWordsOfLine)),
         counts(work, warps + kWarps * work.space.columns, false),
         starts(counts.begin + work.dims.experts + 1),
         pairs(starts + work.dims.experts),
-        homes(reinterpret_cast<std::int32_t*>(pairs + work.space.few_tokens * work.dims.top_k)),
-        tokens(reinterpret_cast<std::uint32_t*>(homes + work.space.few_tokens * work.dims.top_k)),
+        homes(reinterpret_cast<std::int32_t*>(pairs + most * work.dims.top_k)),
+        tokens(reinterpret_cast<std::uint32_t*>(homes + most * work.dims.top_k)),
         rows(tokens + work.dims.ranks),
         first_rows(rows + work.dims.ranks),
         weighted(first_rows + work.dims.ranks),
@@ -40,13 +41,13 @@ struct Few {
   std::uint32_t* warps;  // [kWarps, columns]: of each warp; then of the warps before it
   Counts counts;
   std::uint32_t* starts;      // [ranks, local experts]: the first pair of each source and expert here
-  std::uint32_t* pairs;       // [few_tokens, top_k]: expert << 16 | number among this rank's for the expert
-  std::int32_t* homes;        // [few_tokens, top_k]: as Space::homes, also those for which there is no room
+  std::uint32_t* pairs;       // [most, top_k]: expert << 16 | number among this rank's for the expert
+  std::int32_t* homes;        // [most, top_k]: as Space::homes, also those for which there is no room
   std::uint32_t* tokens;      // [ranks]: that each source has for this rank
   std::uint32_t* rows;        // [ranks]: for which there is room
   std::uint32_t* first_rows;  // [ranks]
   std::uint32_t* weighted;    // [ranks]
-  std::uint32_t* own;         // [few_tokens]: those of this rank that have a copy here, by position
+  std::uint32_t* own;         // [most]: those of this rank that have a copy here, by position
 };
 
 // Returns the column of a rank's tokens. They are one chunk.
@@ -293,8 +294,7 @@ __device__ inline void find_starts(const Work& work, const Few& few) {
 
 // Finds out where all that comes belongs, and sets the tables of it. All threads of a block call it, after
 // find_first_rows, and have the same answer: whether all ranks have room.
-__device__ inline bool lay_out_few(const Work& work, const Few& few) {
-  __shared__ Rooms rooms;
+__device__ inline bool lay_out_few(const Work& work, const Few& few, Rooms& rooms) {
   const Dims& d = work.dims;
   sum_told(work, few);
   __syncthreads();
@@ -316,7 +316,19 @@ __device__ inline bool lay_out_few(const Work& work, const Few& few) {
   if (threadIdx.x == 0) describe_sources(work, few.tokens, dropped);
   for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += kThreads)
     table<std::int32_t>(work, work.space.first_there)[r] = static_cast<std::int32_t>(rooms.first[r]);
-  const auto k = static_cast<unsigned>(d.top_k);
+  return true;
+}
+
+// Returns whether there is room for a copy of a token.
+__device__ inline bool fits(const Dims& d, const Rooms& rooms, std::int32_t packed) {
+  if (packed == kNone || d.layout != MoeLayout::flat) return packed != kNone;
+  const Home home(packed);
+  return rooms.first[home.rank] + static_cast<std::uint32_t>(home.position) < d.capacity;
+}
+
+// Keeps the homes of all tokens in the slot.
+__device__ inline void keep_homes(const Work& work, const Few& few, const Rooms& rooms) {
+  const auto k = static_cast<unsigned>(work.dims.top_k);
   for (unsigned token = threadIdx.x; token < work.tokens; token += kThreads) {
     auto* const kept = table<std::int32_t>(work, work.space.homes) + std::size_t{token} * k;
     unsigned next = 0;
@@ -324,14 +336,10 @@ __device__ inline bool lay_out_few(const Work& work, const Few& few) {
     for (unsigned i = 0; i < k; ++i) {
       const std::int32_t packed = few.homes[std::size_t{token} * k + i];
       if (packed == kNone) break;
-      const Home home(packed);
-      if (d.layout != MoeLayout::flat ||
-          rooms.first[home.rank] + static_cast<std::uint32_t>(home.position) < d.capacity)
-        kept[next++] = packed;
+      if (fits(work.dims, rooms, packed)) kept[next++] = packed;
     }
     while (next < k) kept[next++] = kNone;
   }
-  return true;
 }
 
 // Sets the same of a routing that is kept.

@@ -9,96 +9,12 @@
 #include "cuda/api.hpp"
 #include "moe/cuda/counts.cuh"
 #include "moe/cuda/launch.hpp"
+#include "moe/cuda/routes.cuh"
 
 namespace unisono::moe::gpu {
 namespace {
 
-constexpr unsigned kWords = 8;           // of 32 tokens each, in a tile
-constexpr unsigned kTile = 32 * kWords;  // tokens that a block takes at once
-constexpr unsigned kBatch = 4;           // rounds of a warp whose experts are loaded at once
-
-// Tells of a token's index that names no expert.
-template <class Index>
-__device__ __noinline__ void refuse(const Work& work, const Index* indices, unsigned first, unsigned end) {
-  const auto k = static_cast<unsigned>(work.dims.top_k);
-  for (std::size_t i = std::size_t{first} * k + threadIdx.x; i < std::size_t{end} * k; i += kThreads)
-    if (indices[i] < -1 || indices[i] >= work.dims.experts)
-      report(work, Problem::index, i / k, static_cast<std::uint32_t>(indices[i]),
-             static_cast<std::uint32_t>(work.dims.experts));
-}
-
-// How tokens are shared. Divisions are made by the host: n / d is n * ceil(2^s / d) >> s for small n and d.
-struct Shares {
-  unsigned of_block = 0, of_round = 0;  // tokens
-  unsigned by_k = 0, by_experts = 0;  // what replaces a division by top_k (s = 16) and local_experts (s = 31)
-};
-
-// The tokens of a block, in tiles. A warp takes rounds of as many whole tokens as it has lanes for.
-template <class Index, bool kAlone>
-struct Tokens {
-  __device__ Tokens(const Work& work, const Shares& shares, const Index* indices)
-      : work(work), shares(shares), indices(indices), k(static_cast<unsigned>(work.dims.top_k)) {
-    first = min(blockIdx.x * shares.of_block, work.tokens);
-    end = min(first + shares.of_block, work.tokens);
-    in_round = lane() * shares.by_k >> 16;
-    place = lane() - in_round * k;
-    its = (k == 32 ? kAllLanes : (1u << k) - 1) << (in_round * k);
-    load(first + warp_of_block() * shares.of_round, min(first + kTile, end));
-  }
-  __device__ const Index* at(unsigned token) const { return indices + std::size_t{token} * k; }
-  __device__ bool has(unsigned token, unsigned after) const {
-    return in_round < shares.of_round && token < after;
-  }
-  // Loads the experts of a batch of rounds.
-  __device__ void load(unsigned from, unsigned after) {
-    loaded = from;
-#pragma unroll
-    for (unsigned i = 0; i < kBatch; ++i) {
-      const unsigned token = from + i * kWarps * shares.of_round + in_round;
-      experts[i] = has(token, after) ? at(token)[place] : Index{kNone};
-    }
-  }
-  // Calls `take` with each of the warp's tokens in a tile, and each lane's expert. Lanes without go along.
-  template <class Take>
-  __device__ void each(unsigned tile, const Take& take) {
-    const unsigned after = min(tile + kTile, end), step = kWarps * shares.of_round;
-#pragma unroll 1
-    for (unsigned from = tile + warp_of_block() * shares.of_round; from < after; from += kBatch * step) {
-      if (from != loaded) load(from, after);
-#pragma unroll
-      for (unsigned i = 0; i < kBatch; ++i) {
-        const unsigned token = from + i * step + in_round;
-        const bool right = experts[i] >= -1 && experts[i] < work.dims.experts;
-        take(token, has(token, after), right ? static_cast<int>(experts[i]) : kNone);
-        wrong = wrong || !right;
-      }
-    }
-  }
-  // Returns whether this is the first of its token's experts at that rank.
-  __device__ bool leads(int expert, unsigned rank) const {
-    if constexpr (kAlone) {
-      const unsigned earlier = __ballot_sync(kAllLanes, expert >= 0) & its & ((1u << lane()) - 1);
-      return expert >= 0 && earlier == 0;
-    }
-    const unsigned key = expert < 0 ? device::kMostRanks : rank;
-    bool first_there = expert >= 0;
-    for (unsigned back = 1; back < k; ++back) {
-      const unsigned other = __shfl_up_sync(kAllLanes, key, back);
-      if (back <= place && other == key) first_there = false;
-    }
-    return first_there;
-  }
-  __device__ unsigned rank_of(int expert) const {
-    return kAlone || expert < 0 ? 0 : __umulhi(2 * static_cast<unsigned>(expert), shares.by_experts);
-  }
-
-  const Work& work;
-  const Shares& shares;
-  const Index* indices;
-  Index experts[kBatch];
-  unsigned k, first, end, in_round, place, its, loaded;
-  bool wrong = false;
-};
+constexpr unsigned kWords = kTile / 32;  // of 32 tokens each, in a tile
 
 // Which tokens of a tile have an expert, or go to a rank: a row of bits for each expert, then for each rank.
 struct Marks {
@@ -284,7 +200,8 @@ __global__ void __launch_bounds__(kThreads)
     fails = failed_for_thread(work);
     twice = false;
   }
-  Tokens<Index, kAlone> tokens(work, shares, topk_idx);
+  const unsigned before = blockIdx.x * shares.of_block;
+  Tokens<Index, kAlone> tokens(work, shares, topk_idx, before, before + shares.of_block);
   const Marks marks(work, reinterpret_cast<std::uint32_t*>(memory));
   const Counts counts(work, marks.seen + marks.rows, kAlone);
   const bool chunked = work.space.chunks > 1;
@@ -342,16 +259,11 @@ std::size_t load_route() {
 }
 
 cudaError_t route(const Work& work, const void* topk_idx, DType index, int blocks, cudaStream_t stream) {
-  const Dims& d = work.dims;
-  const auto workers = static_cast<unsigned>(blocks > 1 ? blocks - 1 : 1), k = static_cast<unsigned>(d.top_k);
-  Shares shares;
-  shares.of_block = (work.tokens + workers - 1) / workers;
-  shares.of_round = 32 / k;
-  shares.by_k = (1u << 16) / k + 1;
-  shares.by_experts = (1u << 31) / static_cast<unsigned>(d.local_experts) + 1;
+  const auto workers = static_cast<unsigned>(blocks > 1 ? blocks - 1 : 1);
+  Shares shares(work.dims, (work.tokens + workers - 1) / workers);
   void* parameters[] = {const_cast<Work*>(&work), &shares, const_cast<void**>(&topk_idx)};
-  return cudaLaunchKernel(route_of(index, d.ranks == 1), dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
-                          parameters, route_shared_bytes(work.space), stream);
+  return cudaLaunchKernel(route_of(index, work.dims.ranks == 1), dim3(static_cast<unsigned>(blocks)),
+                          dim3(kThreads), parameters, route_shared_bytes(work.space), stream);
 }
 
 }  // namespace unisono::moe::gpu

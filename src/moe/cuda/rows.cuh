@@ -41,6 +41,26 @@ struct Pack<T, 1> {
   T element;
 };
 
+// What a kernel is made for: the type of x's elements, and their scales. Rows without scales go as bytes.
+template <class T, MoeScales kOfX>
+struct Form {
+  using Element = T;
+  static constexpr MoeScales kScales = kOfX;
+};
+
+// Returns what `of` returns for the form of x that `dims` has.
+template <class Of>
+inline auto by_form(const Dims& dims, const Of& of) {
+  using enum MoeScales;
+  const auto scaled = [&](auto element) {
+    using T = decltype(element);
+    return dims.scales == mx ? of(Form<T, mx>{}) : of(Form<T, e4m3_128>{});
+  };
+  if (dims.scales == none) return of(Form<float, none>{});
+  if (dims.dtype == DType::f32) return scaled(float{});
+  return dims.dtype == DType::f16 ? scaled(F16{}) : scaled(BF16{});
+}
+
 // The part of a row that a warp has: from first to end, in steps of the warp.
 struct Part {
   __device__ Part(std::size_t steps, unsigned segment, unsigned segments) {

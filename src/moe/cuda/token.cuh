@@ -8,7 +8,10 @@ namespace {
 
 // A token as a warp has it: lane i has the token's i-th expert and its i-th copy.
 struct Token {
-  __device__ Token(const Work& work, unsigned token) {
+  Token() = default;
+  // Reads it from the slot.
+  __device__ Token(const Work& work, unsigned token)
+      : first_there(table<std::uint32_t>(work, work.space.first_there)) {
     const auto k = static_cast<unsigned>(work.dims.top_k);
     const std::size_t at = std::size_t{token} * k + lane();
     const bool has = lane() < k;
@@ -18,14 +21,14 @@ struct Token {
     rank = expert < 0 ? kNone : work.dims.rank_of(expert);
     homes = __popc(__ballot_sync(kAllLanes, home != kNone));
   }
+  // Returns the row of a copy at its rank. Rows of tokens with expert_major are those of pair_rows.
+  __device__ std::int32_t row_of(const Home& home) const {
+    return static_cast<std::int32_t>(first_there[home.rank]) + home.position;
+  }
   std::int32_t expert, place, home;
   int rank, homes;
+  const std::uint32_t* first_there;  // [ranks]: the first row of this rank's tokens there
 };
-
-// Returns the row of a copy at its rank. Rows of tokens with expert_major are those of pair_rows.
-__device__ std::int32_t row_of(const Work& work, const Home& home) {
-  return table<std::int32_t>(work, work.space.first_there)[home.rank] + home.position;
-}
 
 // Lists the rows to which a token's row goes: each copy; or each pair at this rank, and one at each other.
 __device__ int find_targets(const Work& work, const Dispatch& dispatch, const Token& token,
@@ -40,7 +43,7 @@ __device__ int find_targets(const Work& work, const Dispatch& dispatch, const To
     target = {token.rank, token.place};
   } else if (sends) {
     const Home home(token.home);
-    target = {home.rank, row_of(work, home)};
+    target = {home.rank, token.row_of(home)};
     if (dispatch.copies && home.rank != work.dims.rank)  // waits here
       target = {
           work.dims.rank,
@@ -60,7 +63,7 @@ __device__ void tell_routes(const Work& work, const Dispatch& dispatch, const To
       dispatch.weights && lane() < k ? dispatch.weights[std::size_t{number} * k + lane()] : 0;
   for (int h = 0; h < token.homes; ++h) {
     const Home home(__shfl_sync(kAllLanes, token.home, h));
-    const std::size_t row = static_cast<std::size_t>(row_of(work, home)) * k + lane();
+    const std::size_t row = static_cast<std::size_t>(token.row_of(home)) * k + lane();
     const bool here = token.rank == home.rank;
     if (lane() >= k) continue;
     if (d.expert_major()) {
@@ -72,7 +75,7 @@ __device__ void tell_routes(const Work& work, const Dispatch& dispatch, const To
       table<std::int32_t>(work, home.rank, work.space.topk_idx)[row] =
           here ? token.expert - home.rank * d.local_experts : kNone;
     if (!dispatch.routed && here && !d.drop)  // otherwise the receiver sorts
-      table<std::int32_t>(work, home.rank, work.space.expert_rows)[token.place] = row_of(work, home);
+      table<std::int32_t>(work, home.rank, work.space.expert_rows)[token.place] = token.row_of(home);
     if (dispatch.weights) table<float>(work, home.rank, work.space.weights)[row] = here ? weight : 0.0f;
   }
   if (d.expert_major() && dispatch.weights && token.place != kNone)
@@ -90,12 +93,19 @@ __device__ void copy_payloads(const Work& work, const Dispatch& dispatch, Target
   }
 }
 
-// Tells the receivers whether weights have come.
-__device__ void tell_weighted(const Work& work, const Dispatch& dispatch) {
-  if (blockIdx.x > 0) return;
-  for (unsigned r = threadIdx.x; r < static_cast<unsigned>(work.dims.ranks); r += blockDim.x)
-    table<std::uint32_t>(work, static_cast<int>(r), work.space.weighted)[work.dims.rank] =
-        dispatch.weights ? 1 : 0;
+// Sends a segment of a token's rows. kScales: of x, whose elements are of type T.
+template <class T, MoeScales kScales>
+__device__ void send_rows(const Work& work, const Dispatch& dispatch, Targets& targets, int count,
+                          unsigned token, unsigned segment, unsigned segments) {
+  const Dims& d = work.dims;
+  constexpr bool kQuantised = kScales != MoeScales::none;
+  if constexpr (kQuantised) {
+    const Payload& x = dispatch.payloads.of[0];
+    aim(work, targets, count, x.to, x.bytes);
+    quantise_row<T, kScales>(work, x.from + token * d.row_bytes, targets, count,
+                             work.space.x(work.epoch) + work.space.scales, dispatch.wide, segment, segments);
+  }
+  copy_payloads(work, dispatch, targets, count, kQuantised ? 1 : 0, token, segment, segments);
 }
 
 }  // namespace

@@ -1,0 +1,205 @@
+// Dispatch of some tokens, in one kernel: too many for lines, and few enough that every block reads all
+// routes. A block finds out where the rows of its own tokens go, by what all ranks tell, and writes them
+// straight to their final places.
+#include <cuda_runtime.h>
+
+#include "cuda/api.hpp"
+#include "moe/cuda/fill.cuh"
+#include "moe/cuda/land.cuh"
+#include "moe/cuda/launch.hpp"
+#include "moe/cuda/low_latency_route.cuh"
+#include "moe/cuda/routes.cuh"
+#include "moe/cuda/token.cuh"
+
+namespace unisono::moe::gpu {
+namespace {
+
+// The items of a block, one after another: a segment of a token is one.
+struct Items {
+  __device__ explicit Items(unsigned tokens) : segments(segments_of(tokens)) {
+    const unsigned all = tokens * segments;
+    const unsigned of_block = (all + warps_of_grid() - 1) / warps_of_grid() * kWarps;
+    first = min(blockIdx.x * of_block, all);
+    end = min(first + of_block, all);
+    first_token = first / segments;
+    tokens_of_block = (end + segments - 1) / segments - first_token;
+  }
+  unsigned segments, first, end, first_token, tokens_of_block;
+};
+
+// The pairs of a block's tokens, in shared memory, each [kMostOfBlock, top_k].
+struct Pairs {
+  static constexpr std::size_t kMostOfBlock = kTokensOfBlock + 2;  // of which two are other blocks' too
+  static std::size_t bytes(const Dims& dims) { return 4 * kMostOfBlock * dims.top_k * sizeof(std::int32_t); }
+  __device__ Pairs(const Dims& dims, std::int32_t* memory)
+      : experts(memory),
+        ranks(experts + kMostOfBlock * dims.top_k),
+        numbers(ranks + kMostOfBlock * dims.top_k),
+        homes(numbers + kMostOfBlock * dims.top_k) {}
+  std::int32_t* experts;
+  std::int32_t* ranks;    // the expert's rank, if it is the first of its token there
+  std::int32_t* numbers;  // among this rank's pairs of the expert
+  std::int32_t* homes;    // as Space::homes, also those for which there is no room
+};
+
+// Counts all pairs, and in `before` those of earlier blocks' tokens; notes those of this block. Returns
+// whether all are of experts, alike to the block.
+template <class Index>
+__device__ bool count(const Work& work, const Shares& shares, const Index* topk_idx, const Items& items,
+                      const Counts& counts, std::uint32_t* before, const Pairs& pairs) {
+  Tokens<Index, false> tokens(work, shares, topk_idx, 0, work.tokens);
+  for (unsigned c = threadIdx.x; c < counts.columns; c += kThreads) counts.own[c] = before[c] = 0;
+  if (failed(work)) return false;
+  for (unsigned tile = 0; tile < work.tokens; tile += kTile)
+    tokens.each(tile, [&](unsigned token, bool has, int expert) {
+      const unsigned rank = tokens.rank_of(expert);
+      const bool leads = tokens.leads(expert, rank);
+      if (!has) return;
+      const auto add = [&](unsigned column) {
+        atomicAdd(counts.own + column, 1u);
+        if (token < items.first_token) atomicAdd(before + column, 1u);
+      };
+      if (expert >= 0) add(static_cast<unsigned>(expert));
+      if (leads) add(column_of(work, static_cast<int>(rank)));
+      if (token - items.first_token >= items.tokens_of_block) return;
+      const unsigned i = (token - items.first_token) * tokens.k + tokens.place;
+      pairs.experts[i] = expert;
+      pairs.ranks[i] = leads ? static_cast<std::int32_t>(rank) : kNone;
+    });
+  if (__syncthreads_or(tokens.wrong) == 0) return true;
+  refuse(work, topk_idx, 0, work.tokens);
+  return false;
+}
+
+// Sets the numbers and homes of the block's pairs. A pair counts those before it: they are few.
+__device__ void place(const Work& work, const Items& items, const std::uint32_t* before, const Pairs& pairs) {
+  const auto k = static_cast<unsigned>(work.dims.top_k);
+  for (unsigned i = threadIdx.x; i < items.tokens_of_block * k; i += kThreads) {
+    const std::int32_t expert = pairs.experts[i], rank = pairs.ranks[i];
+    std::uint32_t number = expert < 0 ? 0 : before[expert];
+    std::uint32_t position = rank < 0 ? 0 : before[column_of(work, rank)];
+    for (unsigned other = 0; other < i; ++other) {
+      number += pairs.experts[other] == expert ? 1 : 0;
+      position += pairs.ranks[other] == rank ? 1 : 0;
+    }
+    pairs.numbers[i] = static_cast<std::int32_t>(number);
+    const unsigned first = i / k * k;
+    unsigned all = 0, earlier = 0;
+    for (unsigned other = first; other < first + k; ++other) {
+      all += pairs.ranks[other] != kNone ? 1 : 0;
+      earlier += pairs.ranks[other] != kNone && pairs.ranks[other] < rank ? 1 : 0;
+    }
+    if (rank != kNone) pairs.homes[first + earlier] = Home::pack(rank, position);
+    if (i - first >= all) pairs.homes[i] = kNone;
+  }
+}
+
+// Returns a token of the block. A warp calls it.
+__device__ Token token_of(const Work& work, const Counts& counts, const Rooms& rooms, const Pairs& pairs,
+                          unsigned in_block) {
+  const Dims& d = work.dims;
+  const bool has = lane() < static_cast<unsigned>(d.top_k);
+  const std::size_t at = std::size_t{in_block} * d.top_k + lane();
+  Token token;
+  token.expert = has ? pairs.experts[at] : kNone;
+  token.rank = token.expert < 0 ? kNone : d.rank_of(token.expert);
+  token.place = kNone;
+  if (token.expert >= 0) {
+    const std::uint32_t place = counts.base[token.expert] + static_cast<std::uint32_t>(pairs.numbers[at]) -
+                                counts.begin[token.rank * d.local_experts];
+    if (!d.expert_major() || place < d.capacity) token.place = static_cast<std::int32_t>(place);
+  }
+  token.home = has ? pairs.homes[at] : kNone;
+  const unsigned kept = __ballot_sync(kAllLanes, fits(d, rooms, token.home));
+  token.homes = __popc(kept);
+  if (d.drop) {  // otherwise none is left out
+    const bool copied = static_cast<int>(lane()) < token.homes;
+    const std::int32_t its = __shfl_sync(kAllLanes, token.home, copied ? __fns(kept, 0, lane() + 1) : 0);
+    token.home = copied ? its : kNone;
+  }
+  token.first_there = rooms.first;
+  return token;
+}
+
+// Keeps a token in the slot.
+__device__ void keep(const Work& work, const Token& token, unsigned number) {
+  const auto k = static_cast<unsigned>(work.dims.top_k);
+  if (lane() >= k) return;
+  const std::size_t at = std::size_t{number} * k + lane();
+  table<std::int32_t>(work, work.space.experts)[at] = token.expert;
+  table<std::int32_t>(work, work.space.places)[at] = token.place;
+  table<std::int32_t>(work, work.space.homes)[at] = token.home;
+}
+
+template <class T, MoeScales kScales>
+__global__ void __launch_bounds__(kThreads)
+    at_once_kernel(const __grid_constant__ Work work, const __grid_constant__ Dispatch dispatch,
+                   const __grid_constant__ Shares shares) {
+  extern __shared__ std::uint64_t memory[];
+  __shared__ Targets all_targets[kWarps];
+  __shared__ Rooms rooms;
+  const Few few(work, memory, 0);
+  std::uint32_t* const before = few.warps;
+  const Pairs pairs(work.dims, reinterpret_cast<std::int32_t*>(few.own));
+  const Items items(work.tokens);
+  const Phase phase_to_come(counters(work).phases, true);
+  const auto counted = [&](const auto* topk_idx) {
+    return count(work, shares, topk_idx, items, few.counts, before, pairs);
+  };
+  if (!(dispatch.wide_index ? counted(static_cast<const std::int64_t*>(dispatch.topk_idx))
+                            : counted(static_cast<const std::int32_t*>(dispatch.topk_idx))))
+    return;
+  const std::uint64_t phase = phase_to_come.number();
+  tell_few(work, dispatch, few, phase);
+  place(work, items, before, pairs);
+  if (!hear_few(work, dispatch, few, phase)) return;
+  __syncthreads();
+  find_first_rows(work, few);
+  if (!lay_out_few(work, few, rooms)) return;
+  Targets& targets = all_targets[warp_of_block()];
+  for (unsigned item = items.first + warp_of_block(); item < items.end; item += kWarps) {
+    const unsigned number = item / items.segments, segment = item % items.segments;
+    const Token token = token_of(work, few.counts, rooms, pairs, number - items.first_token);
+    const int count = find_targets(work, dispatch, token, targets);
+    if (segment == 0) {
+      keep(work, token, number);
+      tell_routes(work, dispatch, token, number);
+    }
+    send_rows<T, kScales>(work, dispatch, targets, count, number, segment, items.segments);
+    __syncwarp();
+  }
+  __syncthreads();  // all warps have set what the tables of experts say
+  fill_tables(work, dispatch);
+  clear_gaps(work, dispatch);
+  const bool last = tell_sent(work, dispatch);
+  if (!dispatch.lands) return;
+  if (work.dims.expert_major()) land_rows(work, dispatch, targets, few.rows);
+  else if (last) await_rows(work);
+}
+
+const void* kernel_of(const Dims& dims) {
+  return by_form(dims, []<class T, MoeScales kScales>(Form<T, kScales>) {
+    return reinterpret_cast<const void*>(at_once_kernel<T, kScales>);
+  });
+}
+
+std::size_t memory_of(const Dims& dims, const Space& space) {
+  return Few::bytes(dims, space, 0) + Pairs::bytes(dims);
+}
+
+}  // namespace
+
+std::size_t at_once_shared_bytes(const Dims& dims, const Space& space) {
+  return memory_of(dims, space) + kWarps * sizeof(Targets) + sizeof(Rooms) + 2048;
+}
+
+void load_at_once(const Dims& dims) { cuda::load_with_shared(kernel_of(dims)); }
+
+cudaError_t dispatch_at_once(const Work& work, const Dispatch& dispatch, int blocks, cudaStream_t stream) {
+  Shares shares(work.dims);
+  void* parameters[] = {const_cast<Work*>(&work), const_cast<Dispatch*>(&dispatch), &shares};
+  return cudaLaunchKernel(kernel_of(work.dims), dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+                          parameters, memory_of(work.dims, work.space), stream);
+}
+
+}  // namespace unisono::moe::gpu
