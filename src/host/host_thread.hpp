@@ -326,6 +326,9 @@ class HostThread {
   bool polled(int peer, const Come& come);
   // Gives the core away within a wait, and counts that.
   void rest(host::Line& line, std::uint32_t expected, Clock::duration elapsed, int& rests);
+  // Returns whether a wait for a chunk skips a packet of the peer's, or the other way around: the peer makes
+  // another call.
+  bool missed(int peer, Slot slot, std::uint32_t unit);
   // unit: the flag's increase for one epoch, in errors.
   void await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit = 1);
 
