@@ -104,10 +104,11 @@ constexpr std::size_t kKiB = 1024;
 
 // Up to which size of a call each kind of program is the best; 0: of none.
 struct Borders {
-  std::size_t one_shot, two_shot = 0;  // of all_reduce
-  std::size_t push;                    // of most
-  std::size_t push_of_all = push;      // of all_gather and all_to_all, with and without counts
-  std::size_t push_of_pair = push;     // of send_recv
+  std::size_t one_shot, two_shot = 0;        // of all_reduce
+  std::size_t push;                          // of most
+  std::size_t push_of_all = push;            // of all_gather and all_to_all
+  std::size_t push_of_counts = push_of_all;  // of all_to_all_v
+  std::size_t push_of_pair = push;           // of send_recv
   std::size_t push_of_broadcast = push;
   std::size_t push_of_parts = push;  // of gather and scatter
 
@@ -115,7 +116,7 @@ struct Borders {
     const CollectiveTraits& traits = traits_of(collective);
     if (traits.two_ended) return push_of_pair;
     if (traits.combines) return push;
-    if (traits.by_parts()) return push_of_all;
+    if (traits.by_parts()) return push_of_counts;
     if (traits.by_blocks()) return traits.rooted() ? push_of_parts : push_of_all;
     return traits.rooted() ? push_of_broadcast : push;
   }
@@ -143,14 +144,9 @@ Borders borders_of(const Plan::Host& host, bool reached) {
     return {.one_shot = 2 * step / n, .push = step, .push_of_pair = step / 2};
   }
   const std::size_t through = 512 * kKiB;
-  // above these borders ranks learn which way is the faster one (host/call_ways.hpp)
+  // above these borders ranks learn which way is the faster one (host/call_ways.hpp), except of all_to_all_v
   if (n == 2 && host.kernel_fast)
-    return {.one_shot = through / 4,
-            .push = 64 * kKiB,
-            .push_of_all = 64 * kKiB,
-            .push_of_pair = 32 * kKiB,
-            .push_of_broadcast = 16 * kKiB,
-            .push_of_parts = 32 * kKiB};
+    return {.one_shot = 16 * kKiB, .push = 16 * kKiB, .push_of_counts = 64 * kKiB, .push_of_pair = 8 * kKiB};
   if (!host.cached)
     return {.one_shot = (n == 2 ? 4096 : 64 / n) * kKiB,
             .push = (n == 2 ? 64 : 32) * kKiB,

@@ -119,8 +119,11 @@ struct Ticket {
   Memory memory;
   std::uint16_t root;
   std::uint64_t count;
-  Place in, out;        // of the buffers; in all_to_all_v: of the whole output, and of its part for this peer
-  std::uint64_t total;  // all_to_all_v: bytes of the larger buffer
+  Place in, out;  // of the buffers; in all_to_all_v: of the whole output, and of its part for this peer
+  union {
+    std::uint64_t total;  // all_to_all_v: bytes of the larger buffer
+    std::int64_t saves;  // of others: nanoseconds that the kernel's copies save the rank (host/call_ways.hpp)
+  };
 
   // Returns a ticket without buffers and algorithm.
   static Ticket of(Collective collective, std::uint64_t count = 0, const Call& call = {});

@@ -13,9 +13,8 @@ std::vector<Ticket> LocalCommunicator::exchange(const Request& request) {
   mine.in_place = request.in_place();
   if (may_ask_kernel(request)) {
     const Reached reached = request.reached_by_peers(rank());
-    mine.by_chunks = group_.learns_ways()
-                         ? ways_.of(request.collective, request.bytes()).next()
-                         : small_pages(mine.in, reached.in) || small_pages(mine.out, reached.out);
+    if (host::CallWay* const way = way_of(request)) mine.saves = way->next();
+    else mine.by_chunks = small_pages(mine.in, reached.in) || small_pages(mine.out, reached.out);
   }
   return group_.exchange(mine);
 }

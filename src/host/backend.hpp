@@ -107,7 +107,8 @@ class LocalCommunicator : public Communicator::Impl {
     return collective == Collective::all_reduce && size() == 2 ? Algorithm::one_shot
                                                                : Plan::staged(collective);
   }
-  bool meet_places(Request& request);
+  bool meet_places(Request& request, host::CallWay* way);
+  host::CallWay* way_of(const Request& request);
   Place place(const byte* at, std::size_t bytes) const;
   bool small_pages(const Place& place, std::size_t bytes) const;
   byte* reach(const Place& place, int rank, std::size_t bytes);
@@ -117,6 +118,7 @@ class LocalCommunicator : public Communicator::Impl {
   Mailbox mailbox_{group_, *symmetric_, check_};
   Plan plans_[2];  // for chunks around the cache, and through it
   host::CallWays ways_;
+  std::vector<host::PairWays> pairs_{static_cast<std::size_t>(size())};  // by rank
   std::vector<const byte*> inputs_;
   std::vector<byte*> outputs_;
 };

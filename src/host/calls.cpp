@@ -15,7 +15,8 @@ namespace unisono {
 void LocalCommunicator::run_on_host(Request& request) {
   if (request.collective == Collective::batch_send_recv) return run_batch_on_host(request);
   Args& args = request.args;
-  const bool asks = asks_for_places(request);
+  host::CallWay* const way = way_of(request);
+  const bool asks = asks_for_places(request) && !(way && way->held());
   if (!asks) request.algorithm = plain(request);
   if (check_ && size() > 1 && !asks) compare(*this, exchange(request));
   if (args.bytes == 0 && !asks) return;
@@ -23,15 +24,22 @@ void LocalCommunicator::run_on_host(Request& request) {
   if (size() == 1) return host::copy(args.out, args.in, args.bytes);
   if (request.call->wire != Wire::exact) return run_quantised(request);
   group_.lane().prepare(request.call->dtype, request.call->op);
-  const bool learns = asks && meet_places(request) && group_.learns_ways();
+  const auto began = way && asks ? Clock::now() : Clock::time_point{};
+  const bool learns = asks && meet_places(request, way) && way;
   const auto met = learns ? Clock::now() : Clock::time_point{};
   const bool by_parts = request.collective == Collective::all_to_all_v;
   if (!by_parts) group_.will_move(request.bytes(), request.algorithm);
   group_.lane().mark(request.mark());
   const HostThread::OwnWays own(group_.lane(), by_parts && !env().stream_chunks);
   unisono::run(group_.lane(), request.collective, request.algorithm, args);
-  if (learns)
-    ways_.of(request.collective, request.bytes()).took(!is_direct(request.algorithm), Clock::now() - met);
+  if (learns) way->took(!is_direct(request.algorithm), Clock::now() - met, met - began);
+}
+
+// Returns what ranks learn of such calls, alike on every rank; null: nothing.
+host::CallWay* LocalCommunicator::way_of(const Request& request) {
+  const bool learns = size() > 1 && group_.learns_ways() && may_ask_kernel(request) &&
+                      request.collective != Collective::all_to_all_v;
+  return learns ? &ways_.of(request.collective, request.bytes()) : nullptr;
 }
 
 void LocalCommunicator::run_quantised(const Request& request) {
@@ -56,22 +64,22 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   const HostThread::OwnWays own(group_.lane(), !env().stream_chunks);
   const std::size_t sent = to < 0 ? 0 : args.bytes, received = from < 0 ? 0 : args.bytes;
   if (is_direct(algorithm)) {
+    const bool learns = automatic && group_.learns_ways();
+    PairsLearned learned;
+    if (learns && sent > 0) learned.held_to = &pairs_.at(static_cast<std::size_t>(to)).held_to(sent);
+    if (learns && received > 0) learned.from = &pairs_.at(static_cast<std::size_t>(from)).from(received);
     // in place, the source's half would overwrite what has not been sent
     std::vector<byte> kept;
-    if (request.in_place() && sent > 0 && received > 0) {
+    if (request.in_place() && sent > 0 && received > 0 && !learned.gives()) {
       kept.assign(args.in, args.in + sent);
       args.in = kept.data();
     }
     const Place in = place(args.in, sent);
     const Place out = place(args.out, received);
-    host::CallWay* const way = automatic && group_.learns_ways() && received > 0
-                                   ? &ways_.of(Collective::send_recv, received)
-                                   : nullptr;
-    const Offered mine{in, received == 0, automatic && small_pages(in, sent), way != nullptr,
-                       way && way->next()};
+    const Offered mine{in, received == 0, automatic && small_pages(in, sent), learns};
     group_.lane().reach_far(!group_.one_process());
     send_recv_direct(
-        group_.lane(), to, mine, sent, from, out, received, args, way,
+        group_.lane(), to, mine, sent, from, out, received, args, learned,
         [this](const Place& place, int rank, std::size_t bytes) { return reach(place, rank, bytes); });
   } else if (is_packets(algorithm)) {
     PacketChannel<HostThread> channel(group_.lane());
@@ -172,12 +180,14 @@ byte* LocalCommunicator::reach(const Place& place, int rank, std::size_t bytes) 
 }
 
 // Exchanges places. Sets the plan's algorithm, and fills in every buffer's address if it is direct. Returns
-// whether ranks could choose between the kernel's copies and chunks.
-bool LocalCommunicator::meet_places(Request& request) {
+// whether ranks could choose between the kernel's copies and chunks. way: null, or holds to chunks from now
+// on if they have chosen those.
+bool LocalCommunicator::meet_places(Request& request, host::CallWay* way) {
   const bool by_parts = request.collective == Collective::all_to_all_v;
   const auto tickets = by_parts ? exchange_parts(request) : exchange(request);
   if (!by_parts) compare(*this, tickets);
   std::size_t bytes = request.bytes();
+  std::int64_t saved = 0;
   bool within_reach = true, symmetric = true, by_chunks = false;
   for (int r = 0; r < size(); ++r) {
     const Ticket& ticket = tickets[static_cast<std::size_t>(r)];
@@ -188,6 +198,7 @@ bool LocalCommunicator::meet_places(Request& request) {
       symmetric = symmetric && place.allocation != Place::kNone && place.allocation != Place::kAddress;
     }
     by_chunks = by_chunks || ticket.by_chunks;
+    if (way) saved += ticket.saves;
     if (traits_of(request.collective).swaps) within_reach = within_reach && !ticket.in_place;
     if (by_parts) bytes = std::max<std::size_t>(bytes, ticket.total);
   }
@@ -197,7 +208,8 @@ bool LocalCommunicator::meet_places(Request& request) {
   if (automatic) {
     algorithm = host_plan().choose(request.collective, bytes, symmetric);
     either = is_direct(algorithm) && within_reach && !symmetric && !by_parts;
-    if (is_direct(algorithm) && !symmetric && by_chunks) algorithm = staged(request.collective);
+    if (is_direct(algorithm) && !symmetric && (by_chunks || saved < 0))
+      algorithm = staged(request.collective);
     if (check_) {
       Ticket mine = tickets[static_cast<std::size_t>(rank())];
       mine.algorithm = algorithm;
@@ -205,6 +217,7 @@ bool LocalCommunicator::meet_places(Request& request) {
     }
   }
   if (is_direct(algorithm) && !within_reach && automatic) algorithm = staged(request.collective);
+  if (way && !check_) way->hold(symmetric, symmetric_->ever(), !is_direct(algorithm));
   if (!is_direct(algorithm)) return either;
   if (!within_reach)
     throw UsageError(std::string(name_of(algorithm)) +

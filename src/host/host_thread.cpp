@@ -149,13 +149,24 @@ bool HostThread::comes_first(int peer, Slot slot, int other, Slot others) {
   return reached(peer, slot);
 }
 
+// Ranks of one call agree on which of both comes first from a peer. What it puts there later is seen later.
+bool HostThread::missed(int peer, Slot slot, std::uint32_t unit) {
+  Counters& c = signals(peer);
+  if (slot == Slot::packet_credit && unit > 1) return reached(peer, Slot::chunk);
+  return slot == Slot::chunk && c.packets_taken != c.filled_from &&
+         host::reached(*packet(rank_, peer, c.packets_taken), lap_of(c.packets_taken));
+}
+
 void HostThread::await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit) {
   const auto come = [&] { return host::reached(line, expected); };
   if (polled(peer, come)) return;
   int rests = 0;
   wait_until(
       come, patience_.timeout, [&](Clock::duration elapsed) { rest(line, expected, elapsed, rests); },
-      [&] { watch_.interrupted(peer, come); },
+      [&] {
+        if (missed(peer, slot, unit) && !come()) watch_.differs(peer);
+        watch_.interrupted(peer, come);
+      },
       [&] { watch_.late(peer, slot, expected / unit, line.flag.load(std::memory_order_relaxed) / unit); });
   if (!beside_) return;
   // A yield lasts a slice of the rank's own work. A wait has many of them where there is no work, and where

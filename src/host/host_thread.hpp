@@ -89,6 +89,13 @@ class HostThread {
   static constexpr int workers() { return 1; }
   std::size_t chunk_bytes() const { return layout_.chunk_bytes; }
   std::size_t ring_bytes() const { return layout_.ring_bytes; }  // of chunks from a peer
+  // Returns the most bytes of a piece of `bytes` that only go one way: half, where a half is worth its
+  // signal.
+  std::size_t one_way(std::size_t bytes) const {
+    constexpr std::size_t kHalf = std::size_t{12} << 10;
+    const std::size_t half = round_up(bytes / 2, host::kPage);
+    return half < kHalf || usual_patience_.crowded ? layout_.chunk_bytes : half;
+  }
   // Returns whether a piece, which is written next, goes into its chunk around the cache.
   bool streams_chunk(int peer, std::size_t bytes) {
     bool& around = signals(peer).put.around;
@@ -319,6 +326,9 @@ class HostThread {
   bool polled(int peer, const Come& come);
   // Gives the core away within a wait, and counts that.
   void rest(host::Line& line, std::uint32_t expected, Clock::duration elapsed, int& rests);
+  // Returns whether a wait for a chunk skips a packet of the peer's, or the other way around: the peer makes
+  // another call.
+  bool missed(int peer, Slot slot, std::uint32_t unit);
   // unit: the flag's increase for one epoch, in errors.
   void await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit = 1);
 

@@ -142,7 +142,7 @@ bool Mailbox::learns(int source, std::size_t bytes) const {
 void Mailbox::learn(int source, std::size_t bytes, bool in_pieces, Clock::time_point met) {
   host::CallWay& way = inboxes_[static_cast<std::size_t>(source)].ways.of(Collective::recv, bytes);
   way.took(in_pieces, Clock::now() - met);
-  from(source).want_pieces(bytes, way.next());
+  from(source).want_pieces(bytes, way.next() < 0);
 }
 
 }  // namespace unisono

@@ -1,6 +1,8 @@
 // Large messages between two ranks: straight from buffer to buffer, or through chunks.
 #pragma once
 
+#include <cstdint>
+
 #include "core/request.hpp"
 #include "host/call_ways.hpp"
 #include "host/host_thread.hpp"
@@ -13,21 +15,35 @@ namespace unisono {
 struct Offered {
   Place in;
   bool only_sends;
-  bool small_pages;  // of which chunks would carry it better, where the kernel's copies are slow
-  bool learns;       // where they are fast: by a CallWay
-  bool by_chunks;    // rather than by these copies, as it has learned
+  bool small_pages;         // of which chunks would carry it better, where the kernel's copies are slow
+  bool learns;              // where they are fast: by a CallWay
+  std::int32_t saves = 0;   // CallWay::next of what it receives
+  std::uint32_t holds = 0;  // messages to it that go through chunks unasked, if what it receives now does
 };
 
 // A receiver's answer to a sender's ticket.
 struct Reply {
   Place out;
-  std::size_t left;  // the first bytes, which the sender writes; the receiver pulls the others
-  bool by_chunks;    // the sender sends all through chunks
+  std::size_t left;     // the first bytes, which the sender writes; the receiver pulls the others
+  bool by_chunks;       // the sender sends all through chunks
+  std::uint32_t holds;  // messages that it sends so unasked, after this one
 };
 
 // The bytes from which a message that only goes one way, from small pages, goes through chunks. Below, halves
 // by the kernel take less (docs/notes/host.md).
 inline constexpr std::size_t kOneWay = std::size_t{1} << 20;
+
+// What a rank has learned of the messages to and from the peers of a call. Null: of none.
+struct PairsLearned {
+  std::uint32_t* held_to = nullptr;  // PairWays::held_to of the destination
+  host::CallWay* from = nullptr;     // PairWays::from of the source
+  // Returns whether the message to the destination goes through chunks, unasked.
+  bool gives() const { return held_to && *held_to > 0; }
+};
+
+// The most pieces of a message after which others of its kind, at most twice as large, go unasked. Its
+// receiver has room for those once it makes its call.
+inline constexpr std::size_t kMostHeld = 2;
 
 // Sends `sent` bytes to `dst` and receives `received` from `src`; 0 bytes leave that half out. reach(place,
 // rank, bytes): returns the address of a peer's buffer. The two ends may call different ones of send, recv
@@ -38,28 +54,49 @@ inline constexpr std::size_t kOneWay = std::size_t{1} << 20;
 // goes through chunks, but only if both ends do the same, send and receive or one of the two: the sender may
 // otherwise wait for a call that its receiver makes later. Else the receiver pulls, and needs its sender no
 // more, except if that has nothing else to do: it then writes half. Two ends that exchange, and learn, know
-// from their tickets that they go through chunks. way: learns from the call; null: of none.
+// from their tickets that they go through chunks.
+//
+// Both ends may have agreed with an earlier message on chunks for this one, whose sender then never waits:
+// chunks have room for it, once the receiver is there.
 template <class Reach>
-void send_recv_direct(HostThread& lane, int dst, const Offered& mine, std::size_t sent, int src,
-                      const Place& out, std::size_t received, const Args& a, host::CallWay* way,
-                      const Reach& reach) {
+void send_recv_direct(HostThread& lane, int dst, Offered mine, std::size_t sent, int src, const Place& out,
+                      std::size_t received, const Args& a, const PairsLearned& learned, const Reach& reach) {
   PacketChannel<HostThread> tickets(lane);
   ChunkChannel<HostThread> chunks(lane);
-  Clock::time_point met;
+  host::CallWay* way = learned.from;
+  const bool gives = sent > 0 && learned.gives(), gets = received > 0 && way && way->held();
+  const bool asks = sent > 0 && !gives, asked = received > 0 && !gets;
+  if (gives) --*learned.held_to;
+  if (gives) send_recv_push(chunks, dst, sent, src, gets ? received : 0, a);
+  if (!asks && !asked) {
+    if (!gives) send_recv_push(chunks, dst, 0, src, received, a);
+    return;
+  }
+  Clock::time_point began, met;
+  if (way && asked) {
+    mine.saves = way->next();
+    if (received <= kMostHeld * chunks.capacity()) mine.holds = way->holds();
+    began = Clock::now();
+  }
+  if (asks) tickets.put(dst, reinterpret_cast<const byte*>(&mine), sizeof mine);
   bool known = false;
-  if (sent > 0) tickets.put(dst, reinterpret_cast<const byte*>(&mine), sizeof mine);
-  Reply given{.out = out, .left = 0, .by_chunks = false}, got{};
-  if (received > 0) {
+  Reply given{.out = out, .left = 0, .by_chunks = gets, .holds = 0}, got{};
+  if (asked) {
     Offered theirs;
     tickets.take(src, {reinterpret_cast<byte*>(&theirs)}, sizeof theirs);
     const bool alike = theirs.only_sends == (sent == 0);
     if (!alike || theirs.in.allocation != Place::kAddress) way = nullptr;
     if (way) met = Clock::now();
-    given.by_chunks = way ? mine.by_chunks || theirs.by_chunks
+    given.by_chunks = way ? std::int64_t{mine.saves} + theirs.saves < 0
                           : alike && theirs.small_pages && (sent > 0 || received >= kOneWay);
     if (!given.by_chunks && alike && sent == 0)
       given.left = smaller(round_up(received / 2, kAlign), received);
-    known = way && given.by_chunks && theirs.learns && dst == src && mine.in.allocation == Place::kAddress;
+    if (way && given.by_chunks && theirs.learns) {
+      given.holds = mine.holds;
+      way->hold(given.holds);
+      known = asks && dst == src && mine.in.allocation == Place::kAddress;
+      got = {.out = {}, .left = 0, .by_chunks = true, .holds = theirs.holds};
+    }
     if (!known) lane.signal_note(src, Slot::reply, given);
     if (!given.by_chunks) {
       const byte* from = reach(theirs.in, src, received) + given.left;
@@ -70,9 +107,7 @@ void send_recv_direct(HostThread& lane, int dst, const Offered& mine, std::size_
   }
   Args rest = a;
   std::size_t coming = given.by_chunks ? received : 0;
-  if (known) {
-    got = given;
-  } else if (sent > 0) {
+  if (asks && !known) {
     // what comes from the source may be what the destination waits for, before it makes this call
     while (coming > 0 && !lane.comes_first(dst, Slot::reply, src, Slot::chunk)) {
       const std::size_t bytes = smaller(coming, chunks.capacity());
@@ -82,15 +117,17 @@ void send_recv_direct(HostThread& lane, int dst, const Offered& mine, std::size_
     }
     got = lane.wait_note<Reply>(dst, Slot::reply);
   }
-  send_recv_push(chunks, dst, got.by_chunks ? sent : 0, src, coming, rest);
-  if (sent > 0 && !got.by_chunks) {
+  if (asks && learned.held_to && got.by_chunks) *learned.held_to = got.holds;
+  send_recv_push(chunks, dst, asks && got.by_chunks ? sent : 0, src, coming, rest);
+  if (asks && !got.by_chunks) {
     const Dst to{reach(got.out, dst, sent), a.stream};
     lane.move(&to, 1, &a.in, 1, smaller(got.left, sent));
     if (got.left > 0) lane.signal(dst, Slot::meet);
     lane.wait(dst, Slot::meet);
   }
   if (given.left > 0) lane.wait(src, Slot::meet);
-  if (way && (sent == 0 || got.by_chunks == given.by_chunks)) way->took(given.by_chunks, Clock::now() - met);
+  if (way && asked && (sent == 0 || (asks && got.by_chunks == given.by_chunks)))
+    way->took(given.by_chunks, Clock::now() - met, met - began);
 }
 
 }  // namespace unisono

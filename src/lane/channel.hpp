@@ -118,6 +118,15 @@ class PacketChannel {
   }
 };
 
+// Returns the bytes of a piece of `bytes` that only go one way. On some lanes their reader copies a piece
+// while their writer has the next.
+template <class Channel>
+UNISONO_PROGRAM std::size_t one_way(Channel& channel, std::size_t bytes) {
+  if constexpr (requires { channel.lane.one_way(bytes); })
+    return smaller(channel.capacity(), channel.lane.one_way(bytes));
+  else return channel.capacity();
+}
+
 // Gives the pieces of each round and takes them, as many rounds ahead as the channel says.
 template <class Channel, class Give, class Take>
 UNISONO_PROGRAM void some_ahead(Channel& channel, Rounds rounds, const Give& give, const Take& take) {

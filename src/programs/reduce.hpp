@@ -9,7 +9,7 @@ template <class Channel>
 UNISONO_PROGRAM void reduce_push(Channel& channel, const Args& a) {
   auto& lane = channel.lane;
   const int n = lane.size(), me = lane.rank();
-  for (Rounds r(lane, a.bytes, channel.capacity()); r.more(); r.next()) {
+  for (Rounds r(lane, a.bytes, one_way(channel, a.bytes)); r.more(); r.next()) {
     const auto [begin, bytes] = r.range();
     if (me != a.root) {
       channel.put(a.root, a.in + begin, bytes);

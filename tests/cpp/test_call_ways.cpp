@@ -21,7 +21,7 @@ constexpr Costs kWritten{18, 25, 25}, kKept{17, 25, 12};
 int call(CallWay& way, bool& last, const Costs& costs, int calls) {
   int chunks = 0;
   for (int i = 0; i < calls; ++i) {
-    const bool by_chunks = way.next();
+    const bool by_chunks = way.next() < 0;
     way.took(by_chunks, microseconds(by_chunks ? costs.chunks : last ? costs.kernel : costs.kernel_again));
     last = by_chunks;
     chunks += by_chunks;
@@ -62,7 +62,7 @@ TEST(CallWay, RanksThatDifferTryTheKernelAgain) {
   bool last = false;
   int chunks = 0;
   for (int i = 0; i < 2048; ++i) {
-    const bool ones = one.next(), by_chunks = other.next() || ones;
+    const bool by_chunks = one.next() + other.next() < 0;
     const int time = by_chunks ? kKept.chunks : last ? kKept.kernel : kKept.kernel_again;
     one.took(by_chunks, microseconds(time));
     other.took(by_chunks, microseconds(i < 256 ? kWritten.kernel : time));
@@ -72,14 +72,72 @@ TEST(CallWay, RanksThatDifferTryTheKernelAgain) {
   EXPECT_LE(chunks, 8 * 3);
 }
 
+// Makes calls of two ranks, whose times differ, which hold where they may. Returns how many were held.
+int hold(CallWay& one, CallWay& other, const Costs& costs, int calls, bool symmetric = false,
+         bool ever = false) {
+  int held = 0;
+  for (int i = 0; i < calls; ++i) {
+    const bool holds = one.held();
+    EXPECT_EQ(other.held(), holds);
+    held += holds;
+    if (holds) continue;
+    const bool by_chunks = one.next() + other.next() < 0;
+    for (CallWay* way : {&one, &other}) way->hold(symmetric, ever, by_chunks);
+    one.took(by_chunks, microseconds(by_chunks ? costs.chunks : costs.kernel), microseconds(1));
+    other.took(by_chunks, microseconds(by_chunks ? costs.chunks + 2 : costs.kernel - 2), microseconds(1));
+  }
+  return held;
+}
+
+TEST(CallWay, RanksHoldToChunksAlike) {
+  CallWay one, other, direct, peer;
+  hold(one, other, kWritten, 64);
+  EXPECT_GE(hold(one, other, kWritten, 2560), 2560 - 10 * (3 + 8));
+  hold(direct, peer, {25, 18, 18}, 64);
+  EXPECT_EQ(hold(direct, peer, {25, 18, 18}, 2560), 0);
+}
+
+// Each rank's own times speak for another way: the sum decides.
+TEST(CallWay, ASumOfTimesDecides) {
+  CallWay root, reader;
+  int chunks = 0;
+  for (int i = 0; i < 1088; ++i) {
+    const bool by_chunks = root.next() + reader.next() < 0;
+    root.took(by_chunks, microseconds(by_chunks ? 5 : 6));
+    reader.took(by_chunks, microseconds(by_chunks ? 9 : 6));
+    chunks += i >= 64 && by_chunks;
+  }
+  EXPECT_LE(chunks, 4 * 3 + 3);
+}
+
+TEST(CallWay, WhatItTakesToAskCountsForChunks) {
+  CallWay way;
+  int chunks = 0;
+  for (int i = 0; i < 1088; ++i) {
+    const bool by_chunks = way.next() < 0;
+    way.took(by_chunks, microseconds(by_chunks ? 20 : 18), microseconds(3));
+    chunks += i >= 64 && by_chunks;
+  }
+  EXPECT_GE(chunks, 1024 - (4 * 3 + 3));
+}
+
+// Symmetric memory, in which calls had better not be held, ends that for a row of calls.
+TEST(CallWay, RanksDoNotHoldWhereCallsAreSymmetric) {
+  CallWay one, other;
+  hold(one, other, kWritten, 64);
+  EXPECT_EQ(hold(one, other, kWritten, 32, true, true), 0);
+  EXPECT_EQ(hold(one, other, kWritten, 15, false, true), 0);
+  EXPECT_GT(hold(one, other, kWritten, 64, false, true), 32);
+}
+
 TEST(CallWays, KeepCollectivesAndSizesApart) {
   CallWays ways;
   bool last = false;
   call(ways.of(Collective::all_gather, 100'000), last, kWritten, 1000);
   last = false;
   call(ways.of(Collective::all_gather, 1'000'000), last, kKept, 1000);
-  EXPECT_TRUE(ways.of(Collective::all_gather, 70'000).next());
-  EXPECT_FALSE(ways.of(Collective::all_gather, 1'000'000).next());
+  EXPECT_LT(ways.of(Collective::all_gather, 70'000).next(), 0);
+  EXPECT_GT(ways.of(Collective::all_gather, 1'000'000).next(), 0);
   EXPECT_NE(&ways.of(Collective::all_gather, 1000), &ways.of(Collective::broadcast, 1000));
 }
 
