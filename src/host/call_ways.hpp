@@ -44,9 +44,9 @@ class CallWay {
     return tries_ ? 0 : std::min(kMost, (period() - calls_ % period()) % period());
   }
   void hold(std::uint32_t calls) { held_ = calls; }
-  // Holds, of calls of all ranks, which have asked. symmetric: so are all buffers that peers reach of the
-  // call that has begun. ever: there may be such, of calls that had better not be held. So ranks hold after a
-  // row of calls without them.
+  // Holds to chunks if a call of all ranks, which have asked, goes through them. symmetric: all its buffers
+  // that peers reach are symmetric memory. ever: the communicator has such memory. A held call would not use
+  // it, so that ranks then hold after a row of calls without it alone.
   void hold(bool symmetric, bool ever, bool by_chunks) {
     constexpr std::uint32_t kRow = 16;
     plain_ = symmetric ? 0 : plain_ + 1;
@@ -70,7 +70,7 @@ class CallWay {
     alike_ = by_chunks == last_by_chunks_ ? alike_ + 1 : 1;
     last_by_chunks_ = by_chunks;
   }
-  // What delays a rank adds to a time, and nothing takes from it. A thread that loses its core takes many
+  // A delay of a rank adds to a time, and nothing takes from it. A thread that loses its core takes many
   // times as long.
   static void learn(double& usual, Clock::duration time) {
     const auto now = static_cast<double>(time.count());

@@ -33,7 +33,7 @@ struct Reply {
 // by the kernel take less (docs/notes/host.md).
 inline constexpr std::size_t kOneWay = std::size_t{1} << 20;
 
-// What a rank has learned of the messages to and from the peers of a call. Null: of none.
+// The ways that a rank has learned of messages to and from the peers of a call. Null: none.
 struct PairsLearned {
   std::uint32_t* held_to = nullptr;  // PairWays::held_to of the destination
   host::CallWay* from = nullptr;     // PairWays::from of the source

@@ -110,7 +110,8 @@ struct Space {
   std::size_t told = 0, told_bytes = 0, told_lines = 0;
   std::size_t sent = 0, sent_bytes = 0, row_lines = 0;
   std::size_t few_sums = 0, few_sums_bytes = 0, sum_lines = 0;
-  // Of a rank that one kernel dispatches, above few_tokens; 0: none. It tells counts as the low-latency one.
+  // The most tokens of a rank that one kernel dispatches, if they are more than few_tokens; 0: never. It
+  // tells counts as the low-latency one does.
   std::size_t at_once_tokens = 0;
   std::size_t bytes = 0;
 

@@ -41,7 +41,7 @@ struct Pack<T, 1> {
   T element;
 };
 
-// What a kernel is made for: the type of x's elements, and their scales. Rows without scales go as bytes.
+// A kernel's form: the type of x's elements, and their scales. Rows without scales go as bytes.
 template <class T, MoeScales kOfX>
 struct Form {
   using Element = T;
