@@ -7,9 +7,10 @@
 #include "unisono/error.hpp"
 
 // Keeps the address sanitizer from reporting libfabric: its tcp keeps a copy of the provider's description
-// for every connection (1.17; after the same calls, its shm leaves nothing).
+// for every connection (1.17; after the same calls, its shm leaves nothing). Weak: several files of a program
+// have it.
 #if defined(__SANITIZE_ADDRESS__)
-extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions();
+extern "C" __attribute__((visibility("default"), weak)) const char* __lsan_default_suppressions();
 extern "C" const char* __lsan_default_suppressions() { return "leak:libfabric"; }
 #endif
 
