@@ -15,19 +15,19 @@ die() {
   exit 1
 }
 
-# Unpacks a Debian package under build/debian/root. The second argument names the package to install instead.
+# Unpacks a Debian package under build/debian/tree. The second argument names the package to install instead.
 unpack() {
   local package=$1 instead=$2 apt
   [[ ! -e $debian/$package.unpacked ]] || return 0 # others may read it at this moment
   command -v apt-get >/dev/null || die "there is no apt-get here: install $instead and try again."
-  mkdir -p "$debian"/{lists,cache/archives}/partial "$debian/root"
+  mkdir -p "$debian"/{lists,cache/archives}/partial "$debian/tree"
   apt=(apt-get -qq -o Dir::State::Lists="$debian/lists" -o Dir::Cache="$debian/cache" -o Acquire::Languages=none -o APT::Sandbox::User=root)
   if ! compgen -G "$debian/cache/$package"_*.deb >/dev/null; then
     (cd "$debian/cache" && { "${apt[@]}" download "$package" 2>/dev/null ||
       { "${apt[@]}" update >&2 && "${apt[@]}" download "$package" >&2; }; }) ||
       die "apt-get could not download $package: check the network, or install $instead and try again."
   fi
-  dpkg -x "$debian/cache/$package"_*.deb "$debian/root" || die "$package is damaged: remove build/debian and try again."
+  dpkg -x "$debian/cache/$package"_*.deb "$debian/tree" || die "$package is damaged: remove build/debian and try again."
   touch "$debian/$package.unpacked"
 }
 
@@ -38,7 +38,7 @@ venv() {
     die "$python is older than Python 3.11: name a newer one, as in 'make PYTHON=python3.12'."
   "$python" -c 'import ensurepip' 2>/dev/null && "$python" -m venv "$dir" && return
   unpack python3-pip-whl python3-venv
-  wheel=$(compgen -G "$debian/root/usr/share/python-wheels/pip-*.whl") || die "python3-pip-whl holds no pip: install python3-venv."
+  wheel=$(compgen -G "$debian/tree/usr/share/python-wheels/pip-*.whl") || die "python3-pip-whl holds no pip: install python3-venv."
   "$python" -m venv --clear --without-pip "$dir"
   "$dir/bin/python" "$wheel/pip" install --quiet --no-index "$wheel"
 }
@@ -49,7 +49,7 @@ headers() {
   version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   if [[ ! -e $include/Python.h ]]; then
     unpack "libpython$version-dev" "python$version-dev"
-    root=$debian/root
+    root=$debian/tree
     include=$root/usr/include/python$version
   elif grep -q 'linux-gnu/python' "$include/pyconfig.h"; then
     mkdir -p "$debian"
@@ -71,7 +71,7 @@ googletest_source() {
     return
   fi
   unpack googletest libgtest-dev
-  echo "$debian/root/usr/src/googletest"
+  echo "$debian/tree/usr/src/googletest"
 }
 
 # Prints a folder with nothing else in it: /usr/include has files that the cross compiler must not see.
@@ -79,7 +79,7 @@ libfabric() {
   local include=$debian/libfabric
   unpack libfabric-dev libfabric-dev
   mkdir -p "$include"
-  cp -r "$debian/root/usr/include/rdma" "$include"
+  cp -r "$debian/tree/usr/include/rdma" "$include"
   echo "$include"
 }
 

@@ -138,9 +138,9 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ std::uint64_t memory[];
   __shared__ Targets all_targets[kWarps];
   __shared__ Rooms rooms;
-  const Few few(work, memory, 0);
-  std::uint32_t* const before = few.warps;
+  const Few few(work, memory, 0);  // no pairs, which are those of the block alone and lie behind
   const Pairs pairs(work.dims, reinterpret_cast<std::int32_t*>(few.own));
+  std::uint32_t* const before = few.warps;  // no warp counts by itself
   const Items items(work.tokens);
   const Phase phase_to_come(counters(work).phases, true);
   const auto counted = [&](const auto* topk_idx) {

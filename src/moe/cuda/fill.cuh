@@ -70,12 +70,4 @@ __device__ inline void clear_gaps(const Work& work, const Dispatch& dispatch) {
   }
 }
 
-// Tells the receivers whether weights have come.
-__device__ inline void tell_weighted(const Work& work, const Dispatch& dispatch) {
-  if (blockIdx.x > 0) return;
-  for (unsigned r = threadIdx.x; r < static_cast<unsigned>(work.dims.ranks); r += blockDim.x)
-    table<std::uint32_t>(work, static_cast<int>(r), work.space.weighted)[work.dims.rank] =
-        dispatch.weights ? 1 : 0;
-}
-
 }  // namespace unisono::moe::gpu

@@ -1,9 +1,17 @@
-// The end of a dispatch: ranks tell each other that rows have come, and copy those of several experts.
+// The end of a dispatch: ranks tell each other what has come, and copy the rows of several experts.
 #pragma once
 
 #include "moe/cuda/rows.cuh"
 
 namespace unisono::moe::gpu {
+
+// Tells the receivers whether weights have come.
+__device__ inline void tell_weighted(const Work& work, const Dispatch& dispatch) {
+  if (blockIdx.x > 0) return;
+  for (unsigned r = threadIdx.x; r < static_cast<unsigned>(work.dims.ranks); r += blockDim.x)
+    table<std::uint32_t>(work, static_cast<int>(r), work.space.weighted)[work.dims.rank] =
+        dispatch.weights ? 1 : 0;
+}
 
 // Tells the receivers that all rows have come, in the block that ends last. Returns whether this is the one.
 __device__ inline bool tell_sent(const Work& work, const Dispatch& dispatch) {

@@ -41,7 +41,8 @@ Space::Space(const Dims& dims, std::size_t few_blocks, bool copies) {
   more = at(pool_bytes, pool_rows * dims.more_bytes + kMostMore * 256);
   if (few_blocks > 0) {
     few_tokens = std::min(std::max<std::size_t>(few_blocks / kBlocksOfToken, 1), dims.max_tokens);
-    few_sums_tokens = most_of(dims, std::min(kFewSums, few_blocks * kFewSumsOfBlock));
+    const std::size_t few_rows = std::min(kFewSums, few_blocks * kFewSumsOfBlock);
+    few_sums_tokens = std::min({kFewSumsTokens, few_rows / std::min(ranks, k), dims.max_tokens});
     at_once_tokens = std::min({kTokensAtOnce, few_blocks * kTokensOfBlock, dims.max_tokens});
     told_lines = lines_of((1 + columns) * sizeof(std::uint16_t));
     at(told_bytes, ranks * told_lines * kLine);

@@ -24,7 +24,7 @@ inline constexpr std::int32_t kNone = -1;
 inline constexpr std::size_t kBlocksOfToken = 2, kTokensAtOnce = 512, kTokensOfBlock = 32;
 // A combine takes the low-latency kernel if a rank has so few tokens, and so few rows can be expected, also
 // for each of its blocks.
-inline constexpr std::size_t kFewTokens = 128, kFewSums = 256, kFewSumsOfBlock = 4;
+inline constexpr std::size_t kFewSumsTokens = 128, kFewSums = 256, kFewSumsOfBlock = 4;
 
 // Sizes of lines (docs/gpu.md), in which the low-latency kernels send rows.
 inline constexpr std::size_t kLine = 128;         // bytes
@@ -67,11 +67,6 @@ struct Space {
   // few_blocks: of a low-latency kernel, for which there is room; 0: there are no such kernels. copies: there
   // is room for the form by copy engines.
   Space(const Dims& dims, std::size_t few_blocks, bool copies);
-  // Returns the most tokens of a rank of which at most `rows` rows can be expected.
-  static std::size_t most_of(const Dims& dims, std::size_t rows) {
-    const auto copies = static_cast<std::size_t>(dims.ranks < dims.top_k ? dims.ranks : dims.top_k);
-    return smaller(smaller(kFewTokens, rows / copies), dims.max_tokens);
-  }
 
   // The received rows of an epoch. Payloads after `more` follow each other, each at a multiple of 256 bytes.
   UNISONO_PORTABLE std::size_t x(int epoch) const {

@@ -5,6 +5,7 @@
 
 #include "moe/cuda/bulk.cuh"
 #include "moe/cuda/fill.cuh"
+#include "moe/cuda/land.cuh"
 #include "moe/cuda/launch.hpp"
 #include "moe/cuda/token.cuh"
 
