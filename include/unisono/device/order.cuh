@@ -17,6 +17,10 @@ __device__ inline void store_relaxed(std::uint32_t* at, std::uint32_t value) {
 __device__ inline void increment_release(std::uint32_t* at, std::uint32_t by = 1) {
   asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(at), "r"(by) : "memory");
 }
+// Adds, and publishes nothing.
+__device__ inline void increment_relaxed(std::uint32_t* at, std::uint32_t by) {
+  asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(at), "r"(by) : "memory");
+}
 // For polling; load_acquire() for the last look.
 __device__ inline std::uint32_t load_relaxed(const std::uint32_t* at) {
   std::uint32_t value;

@@ -171,10 +171,10 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();  // all warps have set what the tables of experts say
   fill_tables(work, dispatch);
   clear_gaps(work, dispatch);
-  const bool last = tell_sent(work, dispatch);
+  tell_sent(work, dispatch);
   if (!dispatch.lands) return;
   if (work.dims.expert_major()) land_rows(work, dispatch, targets, few.rows);
-  else if (last) await_rows(work);
+  else await_rows(work);
 }
 
 const void* kernel_of(const Dims& dims) {

@@ -6,7 +6,9 @@
 #include <algorithm>
 
 #include "cuda/api.hpp"
+#include "moe/cuda/chunks.cuh"
 #include "moe/cuda/launch.hpp"
+#include "moe/cuda/lent.cuh"
 #include "moe/cuda/sums.cuh"
 
 namespace unisono::moe::gpu {
@@ -66,38 +68,10 @@ struct Vectors {
   std::size_t first, end;
 };
 
-__device__ inline std::size_t sums_of(const Work& work, std::uint32_t combines) {
-  return work.space.sums + combines % 2 * work.space.sums_bytes;
-}
-// Returns where a rank is told where `lender` lends its rows.
-__device__ inline std::uint64_t* lent_by(const Work& work, int rank, int lender, std::uint32_t combines) {
-  return at<std::uint64_t>(work, rank, work.space.lent) + combines % 2 * work.dims.ranks + lender;
-}
-
 // How work is shared: items of rows, each in segments, by the warps of the grid.
 struct Share {
   __device__ explicit Share(unsigned rows) : segments(segments_of(rows)), items(rows * segments) {}
   unsigned segments, items;
-};
-
-// Whether the tokens of every rank are one chunk.
-__device__ inline bool one_chunk(const Work& work, const Combine& combine) {
-  return work.space.chunks == 1 || combine.one_chunk;
-}
-
-// The tokens of a source that lie in a chunk, by their positions here.
-struct Range {
-  __device__ Range(const Work& work, const Combine& combine, int source, int chunk) {
-    const Dims& d = work.dims;
-    end = static_cast<unsigned>(table<std::int32_t>(work, work.space.source_rows)[source]);
-    if (one_chunk(work, combine)) return;
-    const auto* const counts = table<std::uint32_t>(work, work.space.matrix) + source * work.space.columns +
-                               d.experts + d.rank * work.space.chunks;
-    for (int c = 0; c < chunk; ++c) first += counts[c];
-    first = min(first, end);
-    end = min(first + counts[chunk], end);
-  }
-  unsigned first = 0, end = 0;
 };
 
 // Writes a segment of this rank's part of a token, with a bias or none.
@@ -138,43 +112,36 @@ __device__ void push_row(const Work& work, const Combine& combine, Rows& rows, i
 }
 
 template <class T, int kEach>
-__device__ void push(const Work& work, const Combine& combine, Rows& rows, int chunk, std::size_t sums) {
-  const Dims& d = work.dims;
-  for (int i = 1; i < d.ranks; ++i) {
-    const int source = (d.rank + i) % d.ranks;
-    const Range range(work, combine, source, chunk);
-    const Share share(range.end - range.first);
-    for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid())
-      push_row<T, kEach>(work, combine, rows, source, range.first + item / share.segments, sums,
-                         item % share.segments, share.segments);
+__device__ void push(const Work& work, const Combine& combine, const Ranges& ranges, Rows& rows,
+                     std::size_t sums) {
+  const Share share(ranges.tokens(work));
+  unsigned i = 0, before = 0;  // the source of the warp's token, and the tokens of those before it
+  for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid()) {
+    const unsigned token = item / share.segments;
+    for (; token - before >= ranges.of[i].end - ranges.of[i].first; ++i)
+      before += ranges.of[i].end - ranges.of[i].first;
+    push_row<T, kEach>(work, combine, rows, Ranges::source(work, i), ranges.of[i].first + token - before,
+                       sums, item % share.segments, share.segments);
   }
 }
 
 // A token whose parts a warp sums: where they lie.
 template <bool kAlone>
 struct Parts {
-  __device__ Parts(const Work& work, const Combine& combine, Rows& rows, unsigned token,
-                   std::uint32_t combines) {
+  // packed: the lane's copy of the token, as Space::homes has it.
+  __device__ Parts(const Work& work, const Combine& combine, const Sources& sources, Rows& rows,
+                   unsigned token, std::int32_t packed) {
     const Dims& d = work.dims;
     const auto k = static_cast<unsigned>(d.top_k);
-    const std::size_t pair = std::size_t{token} * k + lane();
-    const std::int32_t packed = lane() < k ? table<std::int32_t>(work, work.space.homes)[pair] : kNone;
     const Home home(packed);
     const bool here = packed != kNone && home.rank == d.rank;
-    if (!kAlone && packed != kNone && !here && combine.returned > 0) {
-      from = mine<byte>(work, combine.returned) + (home.rank * d.max_tokens + home.position) * combine.bytes;
-    } else if (!kAlone && packed != kNone && !here) {
-      const std::uint64_t lent = *lent_by(work, d.rank, home.rank, combines);
-      const auto first = static_cast<unsigned>(table<std::int32_t>(work, work.space.first_there)[home.rank]);
-      from = lent == kPushed
-                 ? mine<byte>(work, sums_of(work, combines)) +
-                       (home.rank * d.max_tokens + home.position) * combine.bytes
-                 : at<byte>(work, home.rank, lent) + (std::size_t{first} + home.position) * combine.bytes;
-    }
+    if (!kAlone && packed != kNone && !here)
+      from = sources.first[home.rank] + std::size_t{static_cast<unsigned>(home.position)} * combine.bytes;
     homes = __popc(__ballot_sync(kAllLanes, packed != kNone));
     const float* const weights = weights_of(work, combine, d.rank);
     weighted = weights != nullptr;
     if (kAlone && d.expert_major()) {  // no pair_rows are set
+      const std::size_t pair = std::size_t{token} * k + lane();
       const std::int32_t row = lane() < k ? table<std::int32_t>(work, work.space.places)[pair] : kNone;
       own_rows = list_rows(combine, weights, rows, row);
       if (weighted) Rows::await();
@@ -235,9 +202,9 @@ __device__ void sum_vectors(const Parts<false>& parts, const Rows& rows, const b
 }
 
 template <class T, int kEach, bool kAlone>
-__device__ void sum_token(const Work& work, const Combine& combine, Rows& rows, unsigned token,
-                          std::uint32_t combines, unsigned segment, unsigned segments) {
-  const Parts<kAlone> parts(work, combine, rows, token, combines);
+__device__ void sum_token(const Work& work, const Combine& combine, const Sources& sources, Rows& rows,
+                          unsigned token, std::int32_t packed, unsigned segment, unsigned segments) {
+  const Parts<kAlone> parts(work, combine, sources, rows, token, packed);
   byte* out = combine.out + std::size_t{token} * combine.bytes;
   const byte* const bias = combine.bias ? combine.bias + std::size_t{token} * combine.bytes : nullptr;
   if constexpr (kAlone) {
@@ -254,75 +221,89 @@ __device__ void sum_token(const Work& work, const Combine& combine, Rows& rows, 
   }
 }
 
-template <class T, int kEach, bool kAlone>
-__device__ void sum(const Work& work, const Combine& combine, Rows& rows, unsigned chunk,
-                    std::uint32_t combines) {
-  const unsigned chunk_tokens = work.space.chunk_of(work.tokens);
-  const unsigned first = min(chunk_tokens * chunk, work.tokens);
-  const Share share(min(chunk_tokens, work.tokens - first));
-  for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid())
-    sum_token<T, kEach, kAlone>(work, combine, rows, first + item / share.segments, combines,
-                                item % share.segments, share.segments);
-}
-
-// Returns how many chunks the ranks' tokens here need, at least one. All threads of a block call it.
-__device__ unsigned chunks_to_push(const Work& work, const Combine& combine) {
-  __shared__ unsigned filled;
-  const auto chunks = static_cast<unsigned>(work.space.chunks);
-  if (one_chunk(work, combine)) return 1;
-  if (threadIdx.x == 0) filled = 1;
-  __syncthreads();
-  const auto* const counts = table<std::uint32_t>(work, work.space.matrix) + work.dims.experts +
-                             static_cast<unsigned>(work.dims.rank) * chunks;
-  for (unsigned i = threadIdx.x; i < static_cast<unsigned>(work.dims.ranks) * chunks; i += kThreads)
-    if (counts[i / chunks * work.space.columns + i % chunks] > 0) atomicOr(&filled, 1u << i % chunks);
-  __syncthreads();
-  return 32 - static_cast<unsigned>(__clz(static_cast<int>(filled)));
-}
-
-// Tells the peers of chunks that have come, or that they may read this rank's rows where they lie.
-__device__ void tell_rows(const Work& work, const Combine& combine, std::uint32_t combines, unsigned chunks) {
-  const Dims& d = work.dims;
-  const auto mine_at = static_cast<std::uint64_t>(combine.y - work.own);
-  for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += static_cast<int>(blockDim.x)) {
-    if (r == d.rank) continue;
-    *lent_by(work, r, d.rank, combines) = combine.lends ? mine_at : kPushed;
-    tell(work, Told::summed, r, chunks);
+// The tokens of a chunk that a warp sums. The copies of the next one are loaded ahead.
+struct Chunk {
+  __device__ Chunk(const Work& work, unsigned chunk)
+      : work(work),
+        first(min(work.space.chunk_of(work.tokens) * chunk, work.tokens)),
+        share(min(work.space.chunk_of(work.tokens), work.tokens - first)) {
+    load(warp_of_grid());
   }
-}
+  __device__ unsigned token_of(unsigned item) const { return first + item / share.segments; }
+  __device__ void load(unsigned item) {
+    const auto k = static_cast<unsigned>(work.dims.top_k);
+    packed = kNone;
+    if (item < share.items && lane() < k)
+      packed = table<std::int32_t>(work, work.space.homes)[std::size_t{token_of(item)} * k + lane()];
+  }
+  template <class T, int kEach, bool kAlone>
+  __device__ void sum(const Combine& combine, const Sources& sources, Rows& rows) {
+    for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid()) {
+      const std::int32_t its = packed;
+      load(item + warps_of_grid());
+      sum_token<T, kEach, kAlone>(work, combine, sources, rows, token_of(item), its, item % share.segments,
+                                  share.segments);
+    }
+  }
+  const Work& work;
+  unsigned first;
+  Share share;
+  std::int32_t packed;
+};
 
-// Pushes each chunk before it sums the one before. Signals count chunks: the last one that is pushed, and
-// rows that are lent, stand for all that would follow. The hosts signal what copy engines have brought.
+// Pushes each chunk before it sums the one before. The last one that is pushed, and rows that are lent, stand
+// for all that would follow. The hosts signal what copy engines have brought.
 template <class T, int kEach>
-__device__ bool run(const Work& work, const Combine& combine, Rows& rows, std::uint32_t combines) {
+__device__ bool run(const Work& work, const Combine& combine, Sources& sources, Rows& rows,
+                    std::uint32_t combines) {
+  __shared__ Ranges ranges;
   const auto chunks = static_cast<std::uint32_t>(work.space.chunks);
   const std::uint32_t share = work.space.chunk_of(work.tokens);
   const std::uint32_t own = work.tokens > 0 ? (work.tokens + share - 1) / share : 1;
   const std::uint32_t before = combine.returned > 0 ? combine.chunks_before : combines * chunks;
   std::uint32_t pushed = 0;
   if (combine.push && !combine.lends) pushed = chunks_to_push(work, combine);
-  if (combine.push && combine.lends && blockIdx.x == 0) tell_rows(work, combine, combines, chunks);
+  if (combine.push && combine.lends && blockIdx.x == 0)
+    tell_rows(work, combine, combines, (combines + 1) * chunks);
   for (std::uint32_t c = 0; c < pushed || (combine.sum && c <= own); ++c) {
     if (c < pushed) {
-      push<T, kEach>(work, combine, rows, static_cast<int>(c), sums_of(work, combines));
+      ranges.find(work, combine, static_cast<int>(c));
+      push<T, kEach>(work, combine, ranges, rows, sums_of(work, combines));
       if (last_block(work, kChunkTicket + static_cast<int>(c)))
-        tell_rows(work, combine, combines, c + 1 < pushed ? 1 : chunks - c);
+        tell_rows(work, combine, combines, combines * chunks + (c + 1 < pushed ? c + 1 : chunks));
     }
     if (c == 0 || !combine.sum || c > own) continue;
-    if (!hear_all(work, combine.returned > 0 ? Told::returned : Told::summed, before + c)) return false;
-    sum<T, kEach, false>(work, combine, rows, c - 1, combines);
+    Chunk tokens(work, c - 1);
+    if (!hear_rows(work, combine, combines, before + c)) return false;
+    if (c == 1) {
+      for (int r = static_cast<int>(threadIdx.x); r < work.dims.ranks; r += static_cast<int>(blockDim.x))
+        if (r != work.dims.rank) sources.find(work, combine, combines, r);
+      __syncthreads();
+    }
+    tokens.sum<T, kEach, false>(combine, sources, rows);
   }
   return true;
 }
 
-// Ends a combine, in its last block: tells the ranks whose rows were read, and waits until this rank's were.
-__device__ void end(const Work& work, const Combine& combine, std::uint32_t combines) {
+// Ends a combine. Every block tells the ranks whose rows it has read, and its own rank; the first one waits
+// until all have read this rank's. A block has what it has read in registers then, and publishes nothing: a
+// release would wait for the stores of its sums.
+__device__ void end(const Work& work, const Combine& combine, const Sources& sources,
+                    std::uint32_t combines) {
   const Dims& d = work.dims;
+  bool arrived = true;
+  __syncthreads();
   for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += static_cast<int>(blockDim.x))
-    if (r != d.rank && *lent_by(work, d.rank, r, combines) != kPushed) tell(work, Told::taken, r);
+    if (r == d.rank || sources.lends[r])
+      device::increment_relaxed(&work.area.signal[r][slot_of(d, Told::taken, d.rank)].count, part_of_block());
+  if (blockIdx.x > 0) return;
   const std::uint32_t lent = counters(work).lent + (combine.lends ? 1 : 0);
-  if (combine.lends && !hear_all(work, Told::taken, lent)) return;
-  if (threadIdx.x != 0) return;
+  for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += static_cast<int>(blockDim.x))
+    if (r == d.rank || combine.lends)
+      arrived = device::thread_wait(work.area, slot_of(d, Told::taken, r),
+                                    kWhole * (r == d.rank ? combines + 1 : lent), r) &&
+                arrived;
+  if (__syncthreads_and(arrived) == 0 || threadIdx.x != 0) return;
   counters(work).lent = lent;
   counters(work).combines = combines + 1;
 }
@@ -333,14 +314,14 @@ __global__ void __launch_bounds__(kThreads)
     combine_kernel(const __grid_constant__ Work work, const __grid_constant__ Combine combine) {
   constexpr int kEach = kWide ? static_cast<int>(sizeof(uint4) / sizeof(T)) : 1;
   __shared__ Rows all_rows[kWarps];
-  if (failed(work)) return;
+  __shared__ Sources sources;
   Rows& rows = all_rows[warp_of_block()];
   if constexpr (kAlone) {
-    sum<T, kEach, true>(work, combine, rows, 0, 0);
+    if (!failed(work)) Chunk(work, 0).sum<T, kEach, true>(combine, sources, rows);
   } else {
-    const std::uint32_t combines = counters(work).combines;
-    if (!run<T, kEach>(work, combine, rows, combines) || !combine.sum || combine.returned > 0) return;
-    if (last_block(work, kEndTicket)) end(work, combine, combines);
+    const std::uint32_t combines = counters(work).combines;  // while the status is loaded
+    if (failed(work) || !run<T, kEach>(work, combine, sources, rows, combines)) return;
+    if (combine.sum && combine.returned == 0) end(work, combine, sources, combines);
   }
 }
 

@@ -62,11 +62,16 @@ __device__ inline bool failed(const Work& work) {
 __device__ inline void tell(const Work& work, Told kind, int peer, std::uint32_t times = 1) {
   device::increment_release(&work.area.signal[peer][slot_of(work.dims, kind, work.dims.rank)].count, times);
 }
-__device__ inline void tell_all(const Work& work, Told kind) {
+__device__ inline void tell_all(const Work& work, Told kind, std::uint32_t times = 1) {
   const int ranks = work.dims.ranks;
   for (int i = static_cast<int>(threadIdx.x) + 1; i < ranks; i += static_cast<int>(blockDim.x))
-    tell(work, kind, (work.dims.rank + i) % ranks);
+    tell(work, kind, (work.dims.rank + i) % ranks, times);
 }
+// The blocks of a grid may raise a signal together, each as soon as it has ended: their parts are one whole,
+// whatever the grid of a rank. No grid has more blocks than a whole has parts.
+inline constexpr std::uint32_t kWhole = 1024;
+__device__ inline std::uint32_t part_of_block() { return blockIdx.x == 0 ? kWhole + 1 - gridDim.x : 1; }
+
 // Waits until every peer has raised its signal of that kind `count` times. All threads of a block call it.
 __device__ inline bool hear_all(const Work& work, Told kind, std::uint32_t count) {
   bool arrived = true;

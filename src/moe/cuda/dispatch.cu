@@ -37,7 +37,9 @@ __global__ void __launch_bounds__(kThreads, kScales == MoeScales::none ? 2 : 1)
   fill_tables(work, dispatch);
   clear_gaps(work, dispatch);
   tell_weighted(work, dispatch);
-  if (work.dims.ranks > 1 && tell_sent(work, dispatch) && dispatch.lands) await_rows(work);
+  if (work.dims.ranks == 1) return;
+  tell_sent(work, dispatch);
+  if (dispatch.lands) await_rows(work);
 }
 
 // Copies the rows of x to where the caller wants them.

@@ -229,7 +229,7 @@ bool GpuEngine::lends(const MoeOutputs& outputs) const {
   const std::size_t first = work_.space.x(0), end = work_.space.x(kEpochs);
   const std::size_t from = offset(outputs.y);
   return work_.dims.ranks > 1 && !few_sums() && !work_.dims.expert_major() &&
-         number(outputs.y) >= number(work_.own) && from >= first &&
+         number(outputs.y) >= number(work_.own) && from >= first && from % gpu::Lent::kUnit == 0 &&
          from + work_.dims.rows_held * outputs.row_bytes <= end;
 }
 

@@ -13,18 +13,18 @@ __device__ inline void tell_weighted(const Work& work, const Dispatch& dispatch)
         dispatch.weights ? 1 : 0;
 }
 
-// Tells the receivers that all rows have come, in the block that ends last. Returns whether this is the one.
-__device__ inline bool tell_sent(const Work& work, const Dispatch& dispatch) {
-  if (!last_block(work, kSentTicket)) return false;
-  if (threadIdx.x == 0 && dispatch.routed) ++counters(work).dispatches;
-  tell_all(work, Told::data);
-  return true;
+// Tells the receivers that the rows of this block have come.
+__device__ inline void tell_sent(const Work& work, const Dispatch& dispatch) {
+  __syncthreads();
+  tell_all(work, Told::data, part_of_block());
+  if (dispatch.routed && last_block(work, kSentTicket) && threadIdx.x == 0) ++counters(work).dispatches;
 }
 
 // Waits for the rows of all peers, in one block.
 __device__ inline void await_rows(const Work& work) {
+  if (blockIdx.x > 0) return;
   const std::uint32_t landed = counters(work).landed + 1;
-  if (hear_all(work, Told::data, landed) && threadIdx.x == 0) counters(work).landed = landed;
+  if (hear_all(work, Told::data, landed * kWhole) && threadIdx.x == 0) counters(work).landed = landed;
 }
 
 // Copies a segment of a peer's row to the other experts of its token.
@@ -69,7 +69,7 @@ __device__ inline void fan_out_all(const Work& work, const Dispatch& dispatch, T
 __device__ inline void land_rows(const Work& work, const Dispatch& dispatch, Targets& targets,
                                  const std::uint32_t* source_rows) {
   const std::uint32_t landed = counters(work).landed + 1;
-  if (!hear_all(work, Told::data, landed)) return;
+  if (!hear_all(work, Told::data, landed * kWhole)) return;
   if (work.dims.expert_major()) fan_out_all(work, dispatch, targets, source_rows);
   if (last_block(work, kEndTicket) && threadIdx.x == 0) counters(work).landed = landed;
 }

@@ -43,19 +43,26 @@ UNISONO_PORTABLE constexpr std::size_t units_of(std::size_t hidden) {
 inline constexpr std::size_t kManyTokens = 2048;
 inline constexpr std::uint32_t kChunksOfCopy = 2;  // that are copied at once
 
-// The signals of an area, one for each source rank and kind. The last two are counted by the hosts.
+// The signals of an area, one for each source rank and kind. The last two are counted by the hosts. Those of
+// kinds `summed` and `few_summed` only name what a rank waits for, in errors.
 enum class Told : int { begun, data, summed, taken, few_summed, copied, returned };
 inline constexpr int kTold = 7;
 UNISONO_PORTABLE constexpr int slot_of(const Dims& dims, Told kind, int source) {
   return static_cast<int>(kind) * dims.ranks + source;
 }
-inline constexpr std::uint64_t kPushed = ~std::uint64_t{0};  // a rank pushes its sums, and lends no rows
+
+// A rank's message of a combine, which is one word of 64 bits.
+struct alignas(8) Lent {
+  static constexpr std::size_t kUnit = 16;  // bytes
+  std::uint32_t chunks;                     // that may be read, in all combines
+  std::uint32_t at;  // where in its area the rank lends its rows, in units; 0: it pushes their sums
+};
 
 // Counters of this rank. They lie in the GPU's memory: a graph that is replayed goes on with them.
 struct Counters {
-  std::uint32_t dispatches;        // that have begun: signals of kind `begun`
-  std::uint32_t landed, combines;  // that have ended: signals of kinds `data` and `summed`
-  std::uint32_t lent;              // combines to which this rank has lent rows: signals of kind `taken`
+  std::uint32_t dispatches;                // that have begun: signals of kind `begun`
+  std::uint32_t landed, combines;          // that have ended
+  std::uint32_t lent;                      // combines to which this rank has lent rows
   std::uint32_t tickets[2 + kMostChunks];  // of blocks that have ended: the last one tells the peers
   unsigned long long phases[2];            // low-latency: of dispatches and combines, as Phase counts
 };
@@ -95,8 +102,8 @@ struct Space {
   // The rows of each array of a pool. With copy engines, those that have come are followed by rows that wait
   // to be fetched, [ranks, max_tokens] by receiver.
   std::size_t pool_rows = 0, leaving = 0;
-  std::size_t sums = 0, sums_bytes = 0;  // twice [ranks, max_tokens, row]: what peers have summed
-  std::size_t lent = 0;  // twice [ranks] u64: where in its area a peer lends its rows, or kPushed
+  std::size_t sums = 0, sums_bytes = 0;          // twice [ranks, max_tokens, row]: what peers have summed
+  std::size_t lent = 0;                          // twice [ranks] Lent: what a peer tells
   std::size_t returned = 0, returned_bytes = 0;  // copy engines (0: never): as sums
   // Low-latency, of at most few_tokens (0: never) of a rank: twice [ranks, told_lines], what peers have
   // counted; twice [ranks, few_tokens, row_lines], their rows; of at most few_sums_tokens twice [ranks,

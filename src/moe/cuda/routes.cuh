@@ -68,6 +68,7 @@ struct Tokens {
       if (from != loaded) load(from, after);
 #pragma unroll
       for (unsigned i = 0; i < kBatch; ++i) {
+        if (from + i * step >= after) break;
         const unsigned token = from + i * step + in_round;
         const bool right = experts[i] >= -1 && experts[i] < work.dims.experts;
         take(token, has(token, after), right ? static_cast<int>(experts[i]) : kNone);
