@@ -39,6 +39,11 @@ struct nanobind::detail::type_caster<unisono::python::OpName> {
   bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
     if (source.is_none()) return false;
     value.object = PyUnicode_CheckExact(source.ptr()) ? borrow(source) : steal(PyObject_Str(source.ptr()));
+    if (value.object.is_valid() && PyUnicode_IS_COMPACT_ASCII(value.object.ptr())) {  // UTF-8 as it is
+      value.text = {reinterpret_cast<const char*>(PyUnicode_1BYTE_DATA(value.object.ptr())),
+                    static_cast<std::size_t>(PyUnicode_GET_LENGTH(value.object.ptr()))};
+      return true;
+    }
     Py_ssize_t length = 0;
     const char* text =
         value.object.is_valid() ? PyUnicode_AsUTF8AndSize(value.object.ptr(), &length) : nullptr;

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <optional>
+#include <type_traits>
 
 #include "bootstrap.hpp"
 #include "docstrings.hpp"
@@ -18,6 +19,7 @@
 #include "py_moe.hpp"
 #include "py_norm.hpp"
 #include "py_window.hpp"
+#include "short_way.hpp"
 #include "signals.hpp"
 #include "window_docstrings.hpp"
 
@@ -31,42 +33,44 @@ std::vector<std::string> algorithms_of(const std::string& collective, const std:
   return names;
 }
 
-// Defines every call in a class. wrap(method): what Python calls. more: parameters after the method's own.
-template <class Class, class Wrap, class... More>
-void def_calls(Class& class_, const Wrap& wrap, const More&... more) {
+// One of the class's methods, as a constant.
+template <auto method>
+using Method = std::integral_constant<decltype(method), method>;
+
+// Calls define(name, method, docstring, parameters...) for every call.
+template <class Define>
+void define_calls(const Define& define) {
   using namespace nb::literals;
   using C = PyCommunicator;
   const auto none = nb::none();
-  class_
-      .def("barrier", wrap(&C::barrier), more...,
-           "Returns once every rank has called it. Raises the errors of every call.")
-      .def("all_reduce", wrap(&C::all_reduce), "x"_a, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "wire"_a = none, "factor"_a = 1.0, more...,
-           doc::kAllReduce)
-      .def("reduce", wrap(&C::reduce), "x"_a, "root"_a = 0, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "factor"_a = 1.0, more..., doc::kReduce)
-      .def("broadcast", wrap(&C::broadcast), "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, more..., doc::kBroadcast)
-      .def("all_gather", wrap(&C::all_gather), "x"_a, "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, more..., doc::kAllGather)
-      .def("gather", wrap(&C::gather), "x"_a, "root"_a = 0, "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, more..., doc::kGather)
-      .def("reduce_scatter", wrap(&C::reduce_scatter), "x"_a, "op"_a = "sum", "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, "factor"_a = 1.0, more..., doc::kReduceScatter)
-      .def("scatter", wrap(&C::scatter), "x"_a.none(), "root"_a = 0, "out"_a.none() = none,
-           "algorithm"_a = none, "stream"_a = none, more..., doc::kScatter)
-      .def("all_to_all", wrap(&C::all_to_all), "x"_a, "out"_a.none() = none, "algorithm"_a = none,
-           "stream"_a = none, more..., doc::kAllToAll)
-      .def("all_to_all_v", wrap(&C::all_to_all_v), "x"_a, "send_counts"_a, "recv_counts"_a,
-           "out"_a.none() = none, "algorithm"_a = none, "stream"_a = none, more..., doc::kAllToAllV)
-      .def("send", wrap(&C::send), "x"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none, "tag"_a = none,
-           more..., doc::kSend)
-      .def("recv", wrap(&C::recv), "out"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none, "tag"_a = none,
-           more..., doc::kRecv)
-      .def("send_recv", wrap(&C::send_recv), "x"_a, "dst"_a, "out"_a.none(), "src"_a, "algorithm"_a = none,
-           "stream"_a = none, more..., doc::kSendRecv)
-      .def("batch_send_recv", wrap(&C::batch_send_recv), "sends"_a, "recvs"_a, "stream"_a = none, more...,
-           doc::kBatchSendRecv);
+  define("barrier", Method<&C::barrier>(),
+         "Returns once every rank has called it. Raises the errors of every call.");
+  define("all_reduce", Method<&C::all_reduce>(), doc::kAllReduce, "x"_a, "op"_a = "sum",
+         "out"_a.none() = none, "algorithm"_a = none, "stream"_a = none, "wire"_a = none, "factor"_a = 1.0);
+  define("reduce", Method<&C::reduce>(), doc::kReduce, "x"_a, "root"_a = 0, "op"_a = "sum",
+         "out"_a.none() = none, "algorithm"_a = none, "stream"_a = none, "factor"_a = 1.0);
+  define("broadcast", Method<&C::broadcast>(), doc::kBroadcast, "x"_a, "root"_a = 0, "out"_a.none() = none,
+         "algorithm"_a = none, "stream"_a = none);
+  define("all_gather", Method<&C::all_gather>(), doc::kAllGather, "x"_a, "out"_a.none() = none,
+         "algorithm"_a = none, "stream"_a = none);
+  define("gather", Method<&C::gather>(), doc::kGather, "x"_a, "root"_a = 0, "out"_a.none() = none,
+         "algorithm"_a = none, "stream"_a = none);
+  define("reduce_scatter", Method<&C::reduce_scatter>(), doc::kReduceScatter, "x"_a, "op"_a = "sum",
+         "out"_a.none() = none, "algorithm"_a = none, "stream"_a = none, "factor"_a = 1.0);
+  define("scatter", Method<&C::scatter>(), doc::kScatter, "x"_a.none(), "root"_a = 0, "out"_a.none() = none,
+         "algorithm"_a = none, "stream"_a = none);
+  define("all_to_all", Method<&C::all_to_all>(), doc::kAllToAll, "x"_a, "out"_a.none() = none,
+         "algorithm"_a = none, "stream"_a = none);
+  define("all_to_all_v", Method<&C::all_to_all_v>(), doc::kAllToAllV, "x"_a, "send_counts"_a, "recv_counts"_a,
+         "out"_a.none() = none, "algorithm"_a = none, "stream"_a = none);
+  define("send", Method<&C::send>(), doc::kSend, "x"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none,
+         "tag"_a = none);
+  define("recv", Method<&C::recv>(), doc::kRecv, "out"_a, "peer"_a, "algorithm"_a = none, "stream"_a = none,
+         "tag"_a = none);
+  define("send_recv", Method<&C::send_recv>(), doc::kSendRecv, "x"_a, "dst"_a, "out"_a.none(), "src"_a,
+         "algorithm"_a = none, "stream"_a = none);
+  define("batch_send_recv", Method<&C::batch_send_recv>(), doc::kBatchSendRecv, "sends"_a, "recvs"_a,
+         "stream"_a = none);
 }
 
 }  // namespace
@@ -131,12 +135,16 @@ void bind_communicator(nb::module_& module) {
   module.attr("ANY_SOURCE") = Communicator::kAnySource;
 
   nb::class_<C::Bind> bind(module, "Bind", doc::kBind);
-  def_calls(bind, [](auto method) { return C::binds(method); });
+  define_calls([&](const char* name, auto method, const char* docstring, const auto&... parameters) {
+    bind.def(name, C::binds(method.value), parameters..., docstring);
+  });
 
   nb::class_<C> communicator(module, "Communicator", nb::is_weak_referenceable(), doc::kCommunicator);
-  def_calls(
-      communicator, [](auto method) { return C::may_begin(method); }, "asynchronous"_a = false,
-      "timeout_s"_a = none);
+  define_calls([&](const char* name, auto method, const char* docstring, const auto&... parameters) {
+    communicator.def(name, C::may_begin(method.value), parameters..., "asynchronous"_a = false,
+                     "timeout_s"_a = none, docstring);
+    ShortWay<method.value>::open(communicator.attr(name), parameters...);
+  });
   communicator
       .def(
           "__init__",
