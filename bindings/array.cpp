@@ -98,15 +98,6 @@ Array::Array(Array&& other) noexcept
   other.held_ = false;
 }
 
-Array::~Array() {
-  if (held_) PyBuffer_Release(&view_);
-}
-
-void Array::measure() {
-  count = 1;
-  for (const std::size_t extent : shape) count *= extent;
-}
-
 bool Array::from_buffer(nb::handle array, const char* what, bool written) {
   if (!PyObject_CheckBuffer(array.ptr())) return false;
   if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_FULL_RO) != 0) {
@@ -123,8 +114,7 @@ bool Array::from_buffer(nb::handle array, const char* what, bool written) {
   if (written && view_.readonly) refuse_read_only(what);
   dtype = *known;
   data = view_.buf;
-  shape = Shape(view_.shape, view_.shape + view_.ndim);
-  measure();
+  count = shape.assign(view_.shape, static_cast<std::size_t>(view_.ndim));
   return true;
 }
 
@@ -144,9 +134,8 @@ void Array::from_cuda(nb::handle array, const char* what, bool written) {
   if (address.size() != 2) throw std::bad_cast();
   if (written && nb::cast<bool>(address[1])) refuse_read_only(what);
   const auto extents = nb::cast<std::vector<std::size_t>>(nb::list(interface["shape"]));
-  shape = Shape(extents.begin(), extents.end());
+  count = shape.assign(extents.data(), extents.size());
   dtype = *known;
-  measure();
   if (interface.contains("strides") && !interface["strides"].is_none() && count > 0) {
     const auto strides = nb::cast<std::vector<std::int64_t>>(nb::list(interface["strides"]));
     if (strides.size() != shape.size()) throw std::bad_cast();
@@ -174,9 +163,8 @@ void Array::from_dlpack(nb::handle array, const char* what, bool written) {
                  what);
   if (!contiguous(view.ndim(), view.shape_ptr(), view.stride_ptr()))
     refuse_gaps(what, "its library's ascontiguousarray");
-  shape = Shape(view.shape_ptr(), view.shape_ptr() + view.ndim());
+  count = shape.assign(view.shape_ptr(), view.ndim());
   dtype = *known;
-  measure();
   data = const_cast<void*>(static_cast<const void*>(view.data()));
   memory = view.device_type() == nb::device::cpu::value ? Memory::host : Memory::device;
   device = view.device_id();

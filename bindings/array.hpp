@@ -25,7 +25,9 @@ class Array {
   Array(nb::handle array, const char* what, bool written);
   Array(Array&& other) noexcept;
   Array& operator=(Array&&) = delete;
-  ~Array();
+  ~Array() {
+    if (held_) PyBuffer_Release(&view_);
+  }
 
   // Returns the stream that a call on this array is enqueued on, for `stream_handle`: `asked` (a handle, or
   // an object that has one), else the current stream of the array's library.
@@ -46,7 +48,7 @@ class Array {
   bool from_numpy(nb::handle array, const char* what, bool written);         // numpy_array.cpp
   void from_array_struct(nb::handle array, const char* what, bool written);  // numpy_array.cpp
   template <class Fields>                                                    // of numpy's two structs
-  void take_fields(const Fields& fields, nb::handle array, const char* what, bool written);
+  void take_fields(const Fields& fields, const char* what, bool written);
   bool from_buffer(nb::handle array, const char* what, bool written);
   bool from_torch_table(nb::handle array);                            // torch_tensor.cpp
   void from_torch(nb::handle array, const char* what, bool written);  // torch_tensor.cpp
@@ -54,7 +56,6 @@ class Array {
   void from_dlpack(nb::handle array, const char* what, bool written);
   // Chooses among those that return nothing. Returns false if the object is no array.
   bool from_others(nb::handle array, const char* what, bool written);
-  void measure();
 
   Library library_ = Library::other;
   nb::object owner_;  // keeps the memory alive

@@ -61,13 +61,11 @@ void forget_numpy() {
 }
 
 template <class Fields>
-void Array::take_fields(const Fields& fields, nb::handle array, const char* what, bool written) {
+void Array::take_fields(const Fields& fields, const char* what, bool written) {
   if (!(fields.flags & kContiguous)) refuse_gaps(what, "numpy.ascontiguousarray");
   if (written && !(fields.flags & kWriteable)) refuse_read_only(what);
   data = fields.data;
-  shape = Shape(fields.extents, fields.extents + fields.dims);
-  measure();
-  owner_ = nb::borrow(array);
+  count = shape.assign(fields.extents, static_cast<std::size_t>(fields.dims));
 }
 
 bool Array::from_numpy(nb::handle array, const char* what, bool written) {
@@ -83,7 +81,7 @@ bool Array::from_numpy(nb::handle array, const char* what, bool written) {
     return true;
   }
   dtype = *found;
-  take_fields(*fields, array, what, written);
+  take_fields(*fields, what, written);
   return true;
 }
 
@@ -92,7 +90,7 @@ void Array::from_array_struct(nb::handle array, const char* what, bool written) 
   const nb::object capsule = get(array, names().array_struct);
   const auto* fields = static_cast<const ArrayStruct*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (!fields) throw nb::python_error();
-  take_fields(*fields, array, what, written);
+  take_fields(*fields, what, written);
   PyTypeObject* type = Py_TYPE(array.ptr());
   if (!known.type && is_ndarray(type) && same(*reinterpret_cast<const ArrayObject*>(array.ptr()), *fields)) {
     Py_INCREF(type);

@@ -28,7 +28,7 @@ inline Shape without_ranks(const Array& array, int size, const char* what) {
 class Output {
  public:
   Output(nb::handle out, nb::handle like, const Array& in, const Shape& shape, nb::handle stream,
-         const std::string& input = "x")
+         const char* input = "x")
       : object(!out.is_none()                ? nb::borrow(out)
                : in.memory == Memory::device ? empty_like_on(like, shape, in.device, stream)
                                              : empty_like(like, shape)),
@@ -39,9 +39,10 @@ class Output {
     if (array.shape != shape)
       throw UsageError("out has shape " + text(array.shape) + ": this call gives " + text(shape) + ".");
     if (array.memory != in.memory)
-      throw UsageError(input + " and out are not both on the CPU or both on the GPU: move one of them.");
+      throw UsageError(std::string(input) +
+                       " and out are not both on the CPU or both on the GPU: move one of them.");
     if (array.memory == Memory::device && array.device >= 0 && in.device >= 0 && array.device != in.device)
-      throw UsageError(input + " is on GPU " + std::to_string(in.device) + ", but out on GPU " +
+      throw UsageError(std::string(input) + " is on GPU " + std::to_string(in.device) + ", but out on GPU " +
                        std::to_string(array.device) + ": move one of them.");
   }
   nb::object object;

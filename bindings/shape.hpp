@@ -26,10 +26,18 @@ class Shape {
     return *this;
   }
 
-  // Throws UsageError for more dimensions than any library's arrays have.
+  // Throws UsageError for more dimensions than any library's arrays have, as those below do.
   void push_back(std::size_t extent) {
-    if (dims_ == kMost) throw UsageError("an array has more than 64 dimensions: reshape it.");
-    extents_[dims_++] = extent;
+    resize(dims_ + 1);
+    back() = extent;
+  }
+  // Takes the extents of an array, and returns the number of its elements.
+  template <class Extent>
+  std::size_t assign(const Extent* extents, std::size_t dims) {
+    resize(dims);
+    std::size_t count = 1;
+    for (std::size_t i = 0; i < dims; ++i) count *= extents_[i] = static_cast<std::size_t>(extents[i]);
+    return count;
   }
   template <class At>
   void append(At begin, At end) {
@@ -44,9 +52,17 @@ class Shape {
   std::size_t operator[](std::size_t dim) const { return extents_[dim]; }
   std::size_t& back() { return extents_[dims_ - 1]; }
   std::size_t back() const { return extents_[dims_ - 1]; }
-  bool operator==(const Shape& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
+  bool operator==(const Shape& other) const {
+    bool same = dims_ == other.dims_;
+    for (std::size_t i = 0; same && i < dims_; ++i) same = extents_[i] == other.extents_[i];
+    return same;
+  }
 
  private:
+  void resize(std::size_t dims) {
+    if (dims > kMost) throw UsageError("an array has more than 64 dimensions: reshape it.");
+    dims_ = dims;
+  }
   static constexpr std::size_t kMost = 65;  // and one for the ranks
   std::size_t dims_ = 0;
   std::size_t extents_[kMost];

@@ -67,8 +67,7 @@ bool Array::from_torch_table(nb::handle array) {
   device = tensor.device.device_id;
   dtype = *known;
   data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
-  shape = Shape(tensor.shape, tensor.shape + dims);
-  measure();
+  count = shape.assign(tensor.shape, dims);
   if (may_be_negated(data, size_of(dtype), count) && nb::cast<bool>(call_method(array, names().is_neg)))
     return false;
   return true;
@@ -93,8 +92,10 @@ void Array::from_torch(nb::handle array, const char* what, bool written) {
                      (written ? "another tensor." : std::string(what) + ".resolve_neg()."));
   data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(call_method(array, names().data_ptr)));
   const nb::object extents = get(array, names().shape);
-  for (nb::handle extent : extents) shape.push_back(nb::cast<std::size_t>(extent));
-  measure();
+  for (nb::handle extent : extents) {
+    shape.push_back(nb::cast<std::size_t>(extent));
+    count *= shape.back();
+  }
 }
 
 nb::object current_torch_stream(int device) {
