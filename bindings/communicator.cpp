@@ -158,7 +158,8 @@ void bind_communicator(nb::module_& module) {
                                                 .check = check,
                                                 .transport = transport_factory(std::move(transport)),
                                                 .fabric = fabric,
-                                                .while_waiting = check_signals()};
+                                                .while_waiting = check_signals(),
+                                                .before_rest = &C::release_gil};
             std::shared_ptr<Bootstrap> meeting;
             if (nb::isinstance<Bootstrap>(bootstrap))
               meeting = nb::cast<std::shared_ptr<Bootstrap>>(bootstrap);

@@ -43,6 +43,7 @@ struct PyBound {
   nb::object result, stream;                   // stream: of a call on GPU memory
   void* handle = nullptr;                      // of the stream
   bool on_gpu = false;
+  bool small = false;     // PyCommunicator::small
   bool receives = false;  // by a tag: each call returns a Received
 };
 

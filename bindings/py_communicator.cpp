@@ -24,6 +24,11 @@ struct PyCommunicator::Options {
   double factor = 1;
 };
 
+PyCommunicator::ThisThread& PyCommunicator::this_thread() {
+  static constinit thread_local ThisThread here{};
+  return here;
+}
+
 void PyCommunicator::check_device(const Array& array) const {
   if (array.memory == Memory::device && array.device >= 0)
     if (const auto mine = communicator_.device(); mine && *mine != array.device)
@@ -34,7 +39,8 @@ void PyCommunicator::check_device(const Array& array) const {
 PyCommunicator::Prepared PyCommunicator::prepare(const Array& array, const void* in, void* out,
                                                  std::size_t count, const Options& options) const {
   check_device(array);
-  if (Beginning::now) Beginning::now->keep(array.owner());
+  ThisThread& thread = this_thread();
+  if (thread.beginning) thread.beginning->keep(array.owner());
   const nb::object stream = array.stream(options.stream);
   return {{.in = in,
            .out = out,
@@ -46,9 +52,10 @@ PyCommunicator::Prepared PyCommunicator::prepare(const Array& array, const void*
            .stream = stream_handle(stream),
            .algorithm = options.algorithm ? *options.algorithm : std::string_view{},
            .wire = options.wire,
-           .timeout_s = Deadline::now,
+           .timeout_s = thread.timeout_s,
            .factor = options.factor},
-          stream};
+          stream,
+          thread};
 }
 
 template <class... Form>
@@ -59,13 +66,14 @@ Received PyCommunicator::run_form(Communicator& communicator, const Form&... for
 }
 
 template <class Run>
-Received PyCommunicator::call(const Prepared& prepared, const Run& run) {
+Received PyCommunicator::call(const Prepared& prepared, const Run& run, bool small) {
   const bool on_gpu = prepared.call.memory == Memory::device;
   Received received;
   {
-    Beginning* const beginning = std::exchange(Beginning::now, nullptr);
+    Beginning* const beginning = std::exchange(prepared.thread.beginning, nullptr);
     if (PyBound* const bound = beginning ? beginning->bound : nullptr) {
       bound->on_gpu = on_gpu;
+      bound->small = small;
       bound->stream = prepared.stream;
       bound->handle = prepared.call.stream;
       run(prepared.call, [&](const auto&... form) {
@@ -73,7 +81,7 @@ Received PyCommunicator::call(const Prepared& prepared, const Run& run) {
       });
       return received;
     }
-    const WithoutGil released(*this);
+    const WithoutGil released(*this, small && !beginning && may_keep_gil(), prepared.thread);
     run(prepared.call, [&](const auto&... form) {
       if (beginning) beginning->begun->work = communicator_.begin(form...);
       else received = run_form(communicator_, form...);
@@ -87,7 +95,7 @@ nb::object PyCommunicator::step(const PyBound& bound) {
   Received received;
   if (bound.run) {
     {
-      const WithoutGil released(*this);
+      const WithoutGil released(*this, bound.small && may_keep_gil());
       received = bound.run(communicator_);
     }
     if (bound.on_gpu) keep_stream(bound.stream, bound.handle);
@@ -98,8 +106,8 @@ nb::object PyCommunicator::step(const PyBound& bound) {
 
 void PyCommunicator::call(Collective collective, const Array& array, const void* in, void* out,
                           std::size_t count, const Options& options) {
-  call(prepare(array, in, out, count, options),
-       [&](const Call& c, const auto& make) { make(collective, c); });
+  const Prepared prepared = prepare(array, in, out, count, options);
+  call(prepared, [&](const Call& c, const auto& make) { make(collective, c); }, small(prepared.call));
 }
 
 void PyCommunicator::keep_stream(const nb::object& stream, void* handle) {
@@ -111,7 +119,7 @@ void PyCommunicator::close() {
     const nb::gil_scoped_release released;  // a peer that is a thread of this process may have to answer
     communicator_.close();
   }
-  while (calls_without_gil_ > 0 && WithoutGil::calls_here == 0) {
+  while (calls_inside_ > 0 && !this_thread().inside) {
     const nb::gil_scoped_release released;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -123,8 +131,9 @@ void PyCommunicator::close() {
 }
 
 void PyCommunicator::barrier() {
-  call({.call = {.timeout_s = Deadline::now}, .stream = {}},
-       [&](const Call& c, const auto& make) { make(Collective::barrier, c); });
+  call(
+      {.call = {.timeout_s = this_thread().timeout_s}, .stream = {}},
+      [&](const Call& c, const auto& make) { make(Collective::barrier, c); }, true);
 }
 
 nb::object PyCommunicator::all_reduce(nb::handle x, const OpName& op, nb::handle out,
@@ -230,23 +239,31 @@ void PyCommunicator::send(nb::handle x, const RankNumber& peer, const Algorithm&
                           std::optional<int> tag) {
   const int to = read_rank("destination", peer, size());
   const Array in(x, "x", false);
-  call(prepare(in, in.data, nullptr, in.count, {algorithm, stream}), [&](const Call& c, const auto& make) {
-    if (tag) make(Collective::send, c, to, -1, *tag);
-    else make(Collective::send, c, to, -1);
-  });
+  const Prepared prepared = prepare(in, in.data, nullptr, in.count, {algorithm, stream});
+  call(
+      prepared,
+      [&](const Call& c, const auto& make) {
+        if (tag) make(Collective::send, c, to, -1, *tag);
+        else make(Collective::send, c, to, -1);
+      },
+      !tag && small(prepared.call));
 }
 
 nb::object PyCommunicator::recv(nb::handle out, const RankNumber& peer, const Algorithm& algorithm,
                                 nb::handle stream, std::optional<int> tag) {
   const int from = read_rank("source", peer, size());
   const Array to(out, "out", true);
-  const auto begun = Beginning::now ? Beginning::now->begun : nullptr;
-  PyBound* const bound = Beginning::now ? Beginning::now->bound : nullptr;
-  const Received received = call(prepare(to, nullptr, to.data, to.count, {algorithm, stream}),
-                                 [&](const Call& c, const auto& make) {
-                                   if (tag) make(Collective::recv, c, -1, from, *tag);
-                                   else make(Collective::recv, c, -1, from);
-                                 });
+  const Beginning* const beginning = this_thread().beginning;
+  const auto begun = beginning ? beginning->begun : nullptr;
+  PyBound* const bound = beginning ? beginning->bound : nullptr;
+  const Prepared prepared = prepare(to, nullptr, to.data, to.count, {algorithm, stream});
+  const Received received = call(
+      prepared,
+      [&](const Call& c, const auto& make) {
+        if (tag) make(Collective::recv, c, -1, from, *tag);
+        else make(Collective::recv, c, -1, from);
+      },
+      !tag && small(prepared.call));
   if (bound) bound->receives = tag.has_value();
   if (!tag || bound) return nb::borrow(out);
   return nb::cast(PyReceived{nb::borrow(out), begun, received});
@@ -257,8 +274,10 @@ nb::object PyCommunicator::send_recv(nb::handle x, const RankNumber& dst, nb::ha
   const int to = read_rank("destination", dst, size()), from = read_rank("source", src, size());
   const Array in(x, "x", false);
   const Output received(out, x, in, in.shape, stream);
-  call(prepare(in, in.data, received.array.data, in.count, {algorithm, stream}),
-       [&](const Call& c, const auto& make) { make(Collective::send_recv, c, to, from); });
+  const Prepared prepared = prepare(in, in.data, received.array.data, in.count, {algorithm, stream});
+  call(
+      prepared, [&](const Call& c, const auto& make) { make(Collective::send_recv, c, to, from); },
+      small(prepared.call));
   return received.object;
 }
 
@@ -267,7 +286,7 @@ void PyCommunicator::batch_send_recv(const Messages& sends, const Messages& rece
   if (batch.arrays.empty()) return;
   for (const Array& one : batch.arrays) {
     check_device(one);
-    if (Beginning::now) Beginning::now->keep(one.owner());
+    if (Beginning* const beginning = this_thread().beginning) beginning->keep(one.owner());
   }
   call(prepare(batch.arrays[0], nullptr, nullptr, 0, {std::nullopt, stream}),
        [&](const Call& c, const auto& make) {

@@ -1,6 +1,7 @@
 // unisono.Communicator: a Communicator whose calls take Python arrays. Docstrings are in docstrings.hpp.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <span>
@@ -44,6 +45,9 @@ class PyCommunicator {
   bool peer_access() const { return communicator_.peer_access(); }
   bool nvlink() const { return communicator_.nvlink(); }
   std::string card() const { return std::string(communicator_.card()); }
+
+  // Releases the GIL, if a call of this thread has kept it. For Communicator::Options::before_rest.
+  static void release_gil();
 
   // Closes the communicator. A waiting call of another thread ends with a UsageError, and has come back to
   // Python when this returns, so that the interpreter may end. So do calls that have begun.
@@ -153,6 +157,16 @@ class PyCommunicator {
   friend struct OwnedMoe;
   class WithoutGil;
   struct Options;
+  struct Beginning;
+
+  // What the calls of this thread are to know.
+  struct ThisThread {
+    Beginning* beginning;  // of the next call
+    double timeout_s;      // of its calls; 0: the communicator's
+    WithoutGil* inside;    // the call that it is in
+  };
+  // Not inline: the compiler would find the place anew, in some 2 ns, for each use.
+  [[gnu::noinline]] static ThisThread& this_thread();
 
   // Returns the memory of "cpu" or "cuda". None: the GPU's if the communicator has one, else the host's.
   Memory memory_of(const std::optional<std::string>& device) const;
@@ -161,6 +175,7 @@ class PyCommunicator {
   struct Prepared {
     Call call;
     nb::object stream;
+    ThisThread& thread = this_thread();
   };
   void check_device(const Array& array) const;
   Prepared prepare(const Array& array, const void* in, void* out, std::size_t count,
@@ -171,18 +186,29 @@ class PyCommunicator {
   template <class... Form>
   static Received run_form(Communicator& communicator, const Form&... form);
   // run(call, make): gives `make` the arguments of Communicator::run. Returns as run_form, unless the call
-  // only begins.
+  // only begins. small: see there.
   template <class Run>
-  Received call(const Prepared& prepared, const Run& run);
+  Received call(const Prepared& prepared, const Run& run, bool small = false);
   void call(Collective collective, const Array& array, const void* in, void* out, std::size_t count,
             const Options& options);
 
   nb::object step(const PyBound& bound);
 
+  // Returns whether a call takes less time than giving the GIL away and back may.
+  static bool small(const Call& call) {
+    return call.memory == Memory::host && call.count * size_of(call.dtype) <= 4096;
+  }
+  // Returns whether a small call that tells of its waits may keep the GIL until then: if it need not wait for
+  // calls of other threads, which may need the GIL to end.
+  bool may_keep_gil() const {
+    return tells_before_rest_ && calls_inside_ == 0 &&
+           std::ranges::all_of(begun_, [](const auto& one) { return one->work.done(); });
+  }
+
   // While one lives, this thread's next call begins and does not wait, or is only noted in `bound`.
   struct Beginning {
-    Beginning() { now = this; }
-    ~Beginning() { now = nullptr; }
+    Beginning() { this_thread().beginning = this; }
+    ~Beginning() { this_thread().beginning = nullptr; }
     Beginning(const Beginning&) = delete;
     void keep(const nb::object& owner) {
       if (owner.is_valid()) begun->kept.append(owner);
@@ -196,44 +222,50 @@ class PyCommunicator {
     void keep_argument(const Other&) {}
     const std::shared_ptr<PyBegun> begun = std::make_shared<PyBegun>();
     PyBound* bound = nullptr;
-    static inline thread_local Beginning* now = nullptr;
   };
 
   // While one lives, this thread's calls have that deadline.
   struct Deadline {
-    explicit Deadline(double seconds) { now = seconds; }
-    ~Deadline() { now = 0; }
+    explicit Deadline(double seconds) { this_thread().timeout_s = seconds; }
+    ~Deadline() { this_thread().timeout_s = 0; }
     Deadline(const Deadline&) = delete;
-    static inline thread_local double now = 0;  // 0: the communicator's
   };
 
-  int calls_without_gil_ = 0;                    // changed with the GIL only
+  int calls_inside_ = 0;                         // changed with the GIL only
   std::vector<std::shared_ptr<PyBegun>> begun_;  // calls that may not have ended; changed with the GIL only
   nb::object last_stream_;  // communicator_.last_stream(), which must live until the next call
   Communicator communicator_;
+  const bool tells_before_rest_ = communicator_.tells_before_rest();
 };
 
-// The time that a call spends without the GIL. `calls_without_gil_` is counted with the GIL.
+// The time of a call inside the core, without the GIL. keeps: with the GIL, until the call rests in a wait.
 class PyCommunicator::WithoutGil {
  public:
-  explicit WithoutGil(PyCommunicator& communicator) : communicator_(communicator) {
-    ++communicator_.calls_without_gil_;
-    ++calls_here;
-    released_.emplace();
+  explicit WithoutGil(PyCommunicator& communicator, bool keeps = false, ThisThread& thread = this_thread())
+      : communicator_(communicator), thread_(thread), around_(std::exchange(thread.inside, this)) {
+    ++communicator_.calls_inside_;
+    if (!keeps) release();
   }
   ~WithoutGil() {
-    released_.reset();
-    --calls_here;
-    --communicator_.calls_without_gil_;
+    if (released_) PyEval_RestoreThread(released_);
+    --communicator_.calls_inside_;
+    thread_.inside = around_;
   }
   WithoutGil(const WithoutGil&) = delete;
-
-  static inline thread_local int calls_here = 0;  // of this thread; a signal handler may run within one
+  void release() {
+    if (!released_) released_ = PyEval_SaveThread();
+  }
 
  private:
   PyCommunicator& communicator_;
-  std::optional<nb::gil_scoped_release> released_;
+  ThisThread& thread_;
+  WithoutGil* const around_;           // a signal handler may make a call within one
+  PyThreadState* released_ = nullptr;  // null: it has the GIL
 };
+
+inline void PyCommunicator::release_gil() {
+  if (WithoutGil* const call = this_thread().inside) call->release();
+}
 
 // A registration, which keeps its communicator until it is closed.
 class PyRegistration {

@@ -89,6 +89,7 @@ class UNISONO_API Communicator {
     std::optional<Fabric> fabric{};  // the fabric lane instead of the host's; the same on every rank
     std::function<void()>
         while_waiting{};  // called every few ms of a long wait; what it throws ends the call and closes
+    std::function<void()> before_rest{};  // called where `tells_before_rest` says; throws nothing
   };
 
   // Meets the other ranks. Collective over the bootstrap.
@@ -107,6 +108,10 @@ class UNISONO_API Communicator {
   std::vector<std::vector<int>> nodes() const;
   // Returns the name of what carries messages between nodes. Empty: the ranks are on one node.
   std::string transport() const;
+  // Returns whether a call on host memory, but for messages with tags, calls Options::before_rest in each
+  // wait that has polled for long, before it gives its core away: if all ranks are on one machine's host
+  // lane, without GPUs, and no other rank is in this process.
+  bool tells_before_rest() const;
 
   void all_reduce(const Call& call);      // in, out: count. In place: out == in
   void reduce(const Call& call);          // in: count; out: count at the root. In place: out == in

@@ -206,6 +206,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // Returns the ranks of each node.
   virtual std::vector<std::vector<int>> nodes() const;
   virtual std::string transport() const { return {}; }
+  virtual bool tells_before_rest() const { return false; }
 
  protected:
   virtual Plan& plan(Memory memory) = 0;

@@ -269,6 +269,7 @@ Registration Communicator::register_memory(const MemoryRange& range) {
   return Registration(impl_->register_memory(range));
 }
 
+bool Communicator::tells_before_rest() const { return impl_->tells_before_rest(); }
 std::optional<int> Communicator::device() const { return impl_->device(); }
 bool Communicator::peer_access() const { return impl_->peer_access(); }
 bool Communicator::nvlink() const { return impl_->nvlink(); }

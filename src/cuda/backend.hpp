@@ -18,6 +18,7 @@ class GpuCommunicator final : public LocalCommunicator {
                   const std::vector<int>& numbers = {});
 
   std::optional<int> device() const override { return engine_->device(); }
+  bool tells_before_rest() const override { return false; }  // a call may wait for the GPU
   bool peer_access() const override { return engine_->peer_access(); }
   bool nvlink() const override { return engine_->nvlink(); }
   std::string_view card() const override { return engine_->card(); }

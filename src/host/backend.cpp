@@ -24,7 +24,9 @@ LocalCommunicator::LocalCommunicator(Bootstrap& bootstrap, const Communicator::O
                                      const std::vector<int>& numbers)
     : Impl(options.check.value_or(env().check)),
       group_(bootstrap, timeout_of(options), check_, options.while_waiting, numbers),
-      plans_{plan_of(group_, false), plan_of(group_, true)} {}
+      plans_{plan_of(group_, false), plan_of(group_, true)} {
+  group_.set_before_rest(options.before_rest);
+}
 
 void LocalCommunicator::do_run(Request& request) {
   if (request.call->memory == Memory::device) refuse_gpu();

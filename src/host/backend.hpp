@@ -33,6 +33,7 @@ class LocalCommunicator : public Communicator::Impl {
   void raise_if_failed() override {
     if (group_.broken()) group_.check();
   }
+  bool tells_before_rest() const override { return group_.alone_in_process(); }
   Group* machine() override { return &group_; }
   const Symmetric& symmetric() const { return *symmetric_; }
   std::vector<byte*> parts_of(const void* symmetric) const override;

@@ -177,7 +177,11 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
           },
           [this](int peer) { differs(peer); },
           [this](int owner, const byte* part, std::size_t count) { fill(owner, part, count); },
-          [this](std::size_t count) { begin_ring(count); }, [this](int peer) { part_from(peer); }});
+          [this](std::size_t count) { begin_ring(count); },
+          [this](int peer) {
+            if (before_rest_) before_rest_();
+            part_from(peer);
+          }});
   lane_->stream_chunks(!cached_);
   lane_->copy_abreast(abreast_);
   // Also keeps every rank until all have mapped all memory: a rank's own descriptors are needed until then.

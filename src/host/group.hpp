@@ -1,11 +1,13 @@
 // The ranks of one machine that have joined: their shared memory, their lane, and their failures.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/failure.hpp"
@@ -71,6 +73,9 @@ class Group {
 
   // Returns whether a rank is in this process, so that its pointers are this rank's.
   bool near(int rank) const { return processes_[static_cast<std::size_t>(rank)].own(); }
+  bool alone_in_process() const {
+    return std::ranges::count_if(processes_, [](const Process& one) { return one.own(); }) == 1;
+  }
   // Copies from or to an address that `reach` has returned. Returns whether the kernel has done so. From any
   // thread.
   bool copy(byte* to, const byte* from, std::size_t bytes) const;
@@ -102,6 +107,8 @@ class Group {
 
   // Moves this thread, which waits for a peer, to another core if that rank was last seen on this one.
   void part_from(int peer);
+  // Sets what is called before a wait of the lane gives its core away, once in each.
+  void set_before_rest(std::function<void()> call) { before_rest_ = std::move(call); }
 
   // Begins a call. Its name and number are for the text of errors.
   void doing(std::string_view what, std::uint64_t call) {
@@ -195,7 +202,7 @@ class Group {
   double timeout_s_;  // of the call that runs
   host::Patience patience_;
   std::size_t mail_at_ = 0, mail_data_at_ = 0;
-  std::function<void()> while_waiting_;
+  std::function<void()> while_waiting_, before_rest_;
   std::atomic<bool> left_ = false;
   unsigned forks_ = forks();
   std::string_view doing_ = "init";

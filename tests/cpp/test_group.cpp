@@ -203,6 +203,34 @@ TEST(WhileWaiting, ItsTimeCountsForTheDeadline) {
            });
 }
 
+// The peer comes once it has been called.
+TEST(BeforeRest, IsCalledInEachWait) {
+  constexpr int kWaits = 3;
+  const auto bootstraps = thread_bootstraps(2, std::chrono::seconds(120));
+  std::atomic<int> waits = 0;
+  std::thread peer([&] {
+    Communicator comm(bootstraps[1], {.timeout_s = kLong, .check = false});
+    for (int i = 0; i < kWaits; ++i) {
+      waits.wait(i);
+      comm.barrier();
+    }
+  });
+  Communicator comm(bootstraps[0], {.timeout_s = kLong, .check = false, .before_rest = [&] {
+                                      ++waits;
+                                      waits.notify_one();
+                                    }});
+  EXPECT_EQ(waits, 0);                     // a constructor's waits are not told
+  EXPECT_FALSE(comm.tells_before_rest());  // nor are all those of ranks that share a process
+  for (int i = 0; i < kWaits; ++i) comm.barrier();
+  EXPECT_EQ(waits, kWaits);
+  peer.join();
+}
+
+TEST(BeforeRest, IsToldByARankAloneInItsProcess) {
+  const Communicator comm(thread_bootstraps(1, std::chrono::seconds(60))[0], {.timeout_s = kLong});
+  EXPECT_TRUE(comm.tells_before_rest());
+}
+
 // The board holds the first 999 bytes of a text, in whole letters.
 TEST(Failures, ALongTextIsCutBetweenLetters) {
   const auto bootstraps = thread_bootstraps(2, std::chrono::seconds(60));

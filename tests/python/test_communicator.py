@@ -292,6 +292,11 @@ def test_calls_release_the_interpreter() -> None:
     assert order == ["late", "done", "done"]
 
 
+def test_ranks_that_are_processes_release_the_interpreter() -> None:
+    """A small call keeps the GIL only while it polls."""
+    assert play(2, "other_threads_run") == [2, 2]
+
+
 # ---- the end ----------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -95,6 +97,46 @@ def barrier_holds() -> list[bool]:
         everyone = meeting.tell([came, left])
         held.append(all(one[1] >= everyone[last][0] for one in everyone))
     return held
+
+
+def other_threads_run() -> float:
+    """Waits in small calls of rank 0 for rank 1, which comes once another thread of rank 0 has run."""
+    comm = unisono.init(timeout_s=20)
+    meeting = Meeting()
+    x, out = np.ones(2, F32), np.zeros(2, F32)
+
+    def meet(zero: Callable[[], Any], one: Callable[[], Any]) -> None:
+        if comm.rank == 1:
+            meeting.tell()
+            one()
+            return
+        enters = threading.Event()
+
+        def tell() -> None:
+            enters.wait()
+            meeting.tell()
+
+        other = threading.Thread(target=tell)
+        other.start()
+        enters.set()
+        zero()
+        other.join()
+
+    def add() -> Any:
+        return comm.all_reduce(x, out=out)
+
+    def send_and_add() -> None:
+        comm.send(x, 0)
+        add()
+
+    for call in (comm.barrier, add, comm.bind.all_reduce(x, out=out)):
+        meet(call, call)
+    meet(lambda: comm.recv(out, 1), lambda: comm.send(x, 0))
+    begun = comm.recv(out, 1, asynchronous=True) if comm.rank == 0 else None
+    meet(add, send_and_add)  # waits for its turn
+    if begun:
+        begun.wait()
+    return float(out[0])
 
 
 def deadline_of_the_environment() -> dict[str, Any]:
