@@ -46,39 +46,33 @@ inline void compare_part(Communicator::Impl& impl, const Ticket& expected, int p
   if (!expected.matches(its) || expected.count != its.count) mismatch(impl, impl.rank(), expected, peer, its);
 }
 
-// Compares each part of a call by parts. of(part, p): the ticket of a part to rank p, or the ticket that this
-// rank expects of a part from there. Returns the others' tickets.
-template <class Channel, class Of>
-std::vector<Ticket> compare_parts(Communicator::Impl& impl, Channel channel, const Request& request,
-                                  const Of& of) {
+// Compares each part of a call by parts. Ranks of an all_to_all_v without a mismatch learn here of those with
+// one.
+template <class Channel>
+void compare_parts(Communicator::Impl& impl, Channel channel, const Request& request) {
+  auto of = [&](const Args::Part& part) {
+    Ticket one = Ticket::of(request.collective, part.bytes / size_of(request.call->dtype), *request.call);
+    one.algorithm =
+        request.algorithm == Algorithm::automatic ? impl.planned(request, part) : request.algorithm;
+    return one;
+  };
   auto told = [&](const std::vector<Args::Part>& parts, int p) {
     return request.collective == Collective::all_to_all_v || parts[static_cast<std::size_t>(p)].at;
   };
-  std::vector<Ticket> tickets(static_cast<std::size_t>(impl.size()));
   for (int i = 1; i < impl.size(); ++i) {
     const int p = peer_at(channel.lane, i);
     if (!told(request.sends, p)) continue;
-    const Ticket mine = of(request.sends[static_cast<std::size_t>(p)], p);
+    const Ticket mine = of(request.sends[static_cast<std::size_t>(p)]);
     channel.put(p, reinterpret_cast<const byte*>(&mine), sizeof mine);
   }
   for (int i = 1; i < impl.size(); ++i) {
     const int p = peer_at(channel.lane, i);
     if (!told(request.receives, p)) continue;
-    Ticket& its = tickets[static_cast<std::size_t>(p)];
+    Ticket its;
     channel.take(p, {reinterpret_cast<byte*>(&its)}, sizeof its);
-    compare_part(impl, of(request.receives[static_cast<std::size_t>(p)], p), p, its);
+    compare_part(impl, of(request.receives[static_cast<std::size_t>(p)]), p, its);
   }
-  return tickets;
-}
-
-// Compares each message of a batch.
-template <class Channel>
-void compare_messages(Communicator::Impl& impl, Channel channel, const Request& request) {
-  compare_parts(impl, channel, request, [&](const Args::Part& part, int) {
-    Ticket one = Ticket::of(request.collective, part.bytes, *request.call);
-    one.algorithm = impl.planned(request, part);
-    return one;
-  });
+  if (request.collective == Collective::all_to_all_v) meet(channel.lane);
 }
 
 }  // namespace unisono

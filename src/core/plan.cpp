@@ -18,9 +18,11 @@ constexpr std::size_t kRest = std::numeric_limits<std::size_t>::max();
 #define UNISONO_GPU_CASE(collective, algorithm) \
   case program_key(Collective::collective, Algorithm::algorithm):
 
-// Whether there is a program of that form; programs/list.hpp does not name those of calls between two ranks.
+// Whether there is a program of that form. programs/list.hpp does not name those of calls between two ranks,
+// and of messages whose two ranks tell each other where they belong.
 bool has_program(Collective collective, Algorithm form) {
   if (traits_of(collective).two_ended) return form == Algorithm::push || form == Algorithm::direct;
+  if (collective == Collective::all_to_all_v && form == Algorithm::direct) return true;
   switch (program_key(collective, form)) {
     UNISONO_PUSH_PROGRAMS(UNISONO_PROGRAM_CASE)
     UNISONO_STORE_PROGRAMS(UNISONO_PROGRAM_CASE)
@@ -104,11 +106,10 @@ constexpr std::size_t kKiB = 1024;
 
 // Up to which size of a call each kind of program is the best; 0: of none.
 struct Borders {
-  std::size_t one_shot, two_shot = 0;        // of all_reduce
-  std::size_t push;                          // of most
-  std::size_t push_of_all = push;            // of all_gather and all_to_all
-  std::size_t push_of_counts = push_of_all;  // of all_to_all_v
-  std::size_t push_of_pair = push;           // of send_recv
+  std::size_t one_shot, two_shot = 0;  // of all_reduce
+  std::size_t push;                    // of most
+  std::size_t push_of_all = push;      // of all_gather, all_to_all and all_to_all_v
+  std::size_t push_of_pair = push;     // of send_recv
   std::size_t push_of_broadcast = push;
   std::size_t push_of_parts = push;  // of gather and scatter
 
@@ -116,7 +117,7 @@ struct Borders {
     const CollectiveTraits& traits = traits_of(collective);
     if (traits.two_ended) return push_of_pair;
     if (traits.combines) return push;
-    if (traits.by_parts()) return push_of_counts;
+    if (traits.by_parts()) return push_of_all;
     if (traits.by_blocks()) return traits.rooted() ? push_of_parts : push_of_all;
     return traits.rooted() ? push_of_broadcast : push;
   }
@@ -144,9 +145,8 @@ Borders borders_of(const Plan::Host& host, bool reached) {
     return {.one_shot = 2 * step / n, .push = step, .push_of_pair = step / 2};
   }
   const std::size_t through = 512 * kKiB;
-  // above these borders ranks learn which way is the faster one (host/call_ways.hpp), except of all_to_all_v
-  if (n == 2 && host.kernel_fast)
-    return {.one_shot = 16 * kKiB, .push = 16 * kKiB, .push_of_counts = 64 * kKiB, .push_of_pair = 8 * kKiB};
+  // above these borders ranks learn which way is the faster one (host/call_ways.hpp)
+  if (n == 2 && host.kernel_fast) return {.one_shot = 16 * kKiB, .push = 16 * kKiB, .push_of_pair = 8 * kKiB};
   if (!host.cached)
     return {.one_shot = (n == 2 ? 4096 : 64 / n) * kKiB,
             .push = (n == 2 ? 64 : 32) * kKiB,

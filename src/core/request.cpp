@@ -64,11 +64,12 @@ Request::Request(const Call& c, int me, int n, std::span<const std::size_t> sent
       throw UsageError("all_to_all_v needs " + std::to_string(n) + " " + kind +
                        " counts, one for each rank, not " + std::to_string(given) + ".");
   auto parts = [&](byte* at, std::span<const std::size_t> counts, std::vector<Args::Part>& to) {
+    const std::size_t element = size_of(c.dtype);
     std::size_t total = 0;
+    to.reserve(counts.size());
     for (const std::size_t count : counts) {
-      Call part = c;
-      part.count = count;
-      to.push_back({at ? at + total : nullptr, bytes_of(part, 1)});
+      if (count > kMostBytes / element) too_many(count);
+      to.push_back({at ? at + total : nullptr, count * element});
       total += to.back().bytes;
       if (total > kMostBytes) too_many(count);
     }
@@ -269,20 +270,18 @@ std::size_t Request::side_bytes(const Side& side, int owner) const {
 }
 
 Reached Request::reached_by_peers(int owner) const {
-  if (by_parts(collective)) return {0, sends[static_cast<std::size_t>(owner)].bytes};
   const CollectiveTraits& traits = traits_of(collective);
   return {traits.loads.in ? side_bytes(traits.in, owner) : 0,
           traits.loads.out ? side_bytes(traits.out, owner) : 0};
 }
 
-std::uint32_t Request::mark() const {
-  const bool counted = !by_parts(collective);
+std::uint32_t Request::mark(std::size_t length) const {
   auto bits = [](auto value, int at) { return static_cast<std::uint64_t>(value) << at; };
   std::uint64_t what = bits(planned_as(collective), 0) | bits(call->dtype, 8) | bits(algorithm, 16);
   if (combines(collective)) what |= bits(call->op, 24) | bits(call->wire, 28);
   if (rooted(collective)) what |= bits(call->root, 32);
   // a product spreads bits upwards only: what is mixed down after one is spread by the next
-  std::uint64_t mixed = what * 0x9E3779B97F4A7C15 ^ (counted ? call->count : 0) * 0xBF58476D1CE4E5B9;
+  std::uint64_t mixed = what * 0x9E3779B97F4A7C15 ^ length * 0xBF58476D1CE4E5B9;
   mixed = (mixed ^ mixed >> 32) * 0x94D049BB133111EB;
   return static_cast<std::uint32_t>(mixed >> 40) | 1;
 }

@@ -47,7 +47,9 @@ struct Request {
 
   // Returns a nonzero 24-bit hash of the fields that Ticket::matches compares. Two different calls collide
   // with probability 2^-24.
-  std::uint32_t mark() const;
+  std::uint32_t mark() const { return mark(call->count); }
+  // Returns that of a message of so many bytes, of a call by parts.
+  std::uint32_t mark(std::size_t length) const;
 
   // The parts of all_to_all_v and batch_send_recv, which args points to.
   std::vector<Args::Part> sends, receives;
@@ -102,7 +104,6 @@ void check_timeout(const Call& call);
 // The place of a buffer: `offset` bytes into a symmetric allocation, or at an address of its own process.
 struct Place {
   static constexpr std::uint32_t kNone = 0, kAddress = ~std::uint32_t{0};
-  static constexpr std::uint32_t kAnywhere = kAddress - 1;  // an empty buffer
   std::uint32_t allocation = kNone;
   std::uint64_t offset = 0;
   bool operator==(const Place&) const = default;
@@ -119,11 +120,8 @@ struct Ticket {
   Memory memory;
   std::uint16_t root;
   std::uint64_t count;
-  Place in, out;  // of the buffers; in all_to_all_v: of the whole output, and of its part for this peer
-  union {
-    std::uint64_t total;  // all_to_all_v: bytes of the larger buffer
-    std::int64_t saves;  // of others: nanoseconds that the kernel's copies save the rank (host/call_ways.hpp)
-  };
+  Place in, out;       // of the buffers
+  std::int64_t saves;  // nanoseconds that the kernel's copies save the rank (host/call_ways.hpp)
 
   // Returns a ticket without buffers and algorithm.
   static Ticket of(Collective collective, std::uint64_t count = 0, const Call& call = {});

@@ -96,8 +96,7 @@ void GpuCommunicator::run_on_gpu(Request& request, int to, int from) {
     algorithm = choose_wire(bytes, Memory::device);
   if (check_ && size() > 1) {
     if (pair) compare_pair(*this, packets(), request, to, from);
-    else if (request.collective == Collective::all_to_all_v) exchange_parts(request);
-    else if (request.collective == Collective::batch_send_recv) compare_messages(*this, packets(), request);
+    else if (traits_of(planned).by_parts()) compare_parts(*this, packets(), request);
     else compare_places(request, symmetric);
   }
   if (bytes == 0) return;

@@ -222,19 +222,8 @@ class FabricCommunicator final : public Communicator::Impl {
     return mine;
   }
   void compare_calls(const Request& request) {
-    if (request.collective == Collective::all_to_all_v) compare_counts(request);
-    else if (request.collective == Collective::batch_send_recv)
-      compare_messages(*this, RingChannel(group_.lane()), request);
+    if (traits_of(request.collective).by_parts()) compare_parts(*this, RingChannel(group_.lane()), request);
     else compare(*this, group_.exchange(ticket_of(request)));
-  }
-
-  void compare_counts(const Request& request) {
-    compare_parts(*this, RingChannel(group_.lane()), request, [&](const Args::Part& part, int) {
-      Ticket one = ticket_of(request);
-      one.count = part.bytes / size_of(request.call->dtype);
-      return one;
-    });
-    meet(group_.lane());  // ranks without a mismatch learn here of those with one
   }
 
   // Exchanges the buffers' places. Fills in the outputs' addresses if all those written to are symmetric.

@@ -1,5 +1,5 @@
 // The ranks of one machine, on host memory. Members are defined by topic: backend.cpp (itself), agreement.cpp
-// (comparing calls with the peers) and calls.cpp.
+// (comparing calls with the peers), calls.cpp, and parts.cpp (calls with a size for each pair of ranks).
 #pragma once
 
 #include <memory>
@@ -69,9 +69,9 @@ class LocalCommunicator : public Communicator::Impl {
 
   int number(int rank) const override { return group_.number(rank); }
   Group& group() { return group_; }
-  // Exchange the ranks' tickets.
+  Algorithm planned(const Request& request, const Args::Part& part) override;
+  // Exchanges the ranks' tickets.
   std::vector<Ticket> exchange(const Request& request);
-  std::vector<Ticket> exchange_parts(const Request& request);
   PacketChannel<HostThread> packets() { return PacketChannel<HostThread>(group_.lane()); }
 
  private:
@@ -95,7 +95,7 @@ class LocalCommunicator : public Communicator::Impl {
   void run_on_host(Request& request);
   void run_quantised(const Request& request);
   void run_pair_on_host(Request& request, int to, int from);
-  void run_batch_on_host(Request& request);
+  void run_parts_on_host(Request& request);
   bool asks_for_places(const Request& request) const;
   const Plan& host_plan() const { return plans_[group_.cached()]; }
   bool may_ask_kernel(const Request& request) const {
@@ -113,6 +113,32 @@ class LocalCommunicator : public Communicator::Impl {
   Place place(const byte* at, std::size_t bytes) const;
   bool small_pages(const Place& place, std::size_t bytes) const;
   byte* reach(const Place& place, int rank, std::size_t bytes);
+  [[noreturn]] static void refuse_direct(Algorithm algorithm);
+
+  // What a rank tells the other one of a pair: where its part for it and its place for the other part lie.
+  struct Offer {
+    Place in, out;
+    std::int32_t saves = 0;  // CallWay::next
+    bool in_place = false, small_pages = false;
+    bool refused = false;  // the call names direct, and the rank's buffers are not for that
+  };
+  // The messages of a call by parts between this rank and another.
+  struct Pair {
+    Algorithm to, from;
+    bool meets, learns;
+    host::CallWay* way;  // null: they learn nothing
+    Offer mine, theirs;  // if the pair meets
+  };
+  struct Times {
+    Clock::time_point began, met;
+  };
+  void plan_pair(const Request& request, int peer, Pair& pair);
+  template <class Of>
+  bool choose_parts(const Request& request, const Of& of);
+  Times meet_pairs(const Request& request);
+  void end_pairs(const Request& request, const Times& times);
+  template <class Body>
+  void for_pairs(const Request& request, const Body& body);
 
   Group group_;
   std::shared_ptr<Symmetric> symmetric_ = std::make_shared<Symmetric>();
@@ -120,6 +146,9 @@ class LocalCommunicator : public Communicator::Impl {
   Plan plans_[2];  // for chunks around the cache, and through it
   host::CallWays ways_;
   std::vector<host::PairWays> pairs_{static_cast<std::size_t>(size())};  // by rank
+  std::vector<Pair> parts_{static_cast<std::size_t>(size())};            // by rank; of the call that runs
+  std::vector<Args::Part> chosen_parts_;
+  Args chosen_;
   std::vector<const byte*> inputs_;
   std::vector<byte*> outputs_;
 };

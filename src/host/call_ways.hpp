@@ -105,6 +105,8 @@ class CallWays {
 // The ways of messages without tags between this rank and another. Both ends count them alike.
 class PairWays {
  public:
+  // Returns that of the messages of an all_to_all_v between both, of which the larger one has those bytes.
+  CallWay& both(std::size_t bytes) { return from_.of(Collective::all_to_all_v, bytes); }
   // Returns that of messages of about that size from the other rank.
   CallWay& from(std::size_t bytes) { return from_.of(Collective::recv, bytes); }
   // Returns how many messages of about that size go to the other rank through chunks, before it is asked.

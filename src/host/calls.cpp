@@ -13,7 +13,7 @@
 namespace unisono {
 
 void LocalCommunicator::run_on_host(Request& request) {
-  if (request.collective == Collective::batch_send_recv) return run_batch_on_host(request);
+  if (traits_of(request.collective).by_parts()) return run_parts_on_host(request);
   Args& args = request.args;
   host::CallWay* const way = way_of(request);
   const bool asks = asks_for_places(request) && !(way && way->held());
@@ -27,18 +27,15 @@ void LocalCommunicator::run_on_host(Request& request) {
   const auto began = way && asks ? Clock::now() : Clock::time_point{};
   const bool learns = asks && meet_places(request, way) && way;
   const auto met = learns ? Clock::now() : Clock::time_point{};
-  const bool by_parts = request.collective == Collective::all_to_all_v;
-  if (!by_parts) group_.will_move(request.bytes(), request.algorithm);
+  group_.will_move(request.bytes(), request.algorithm);
   group_.lane().mark(request.mark());
-  const HostThread::OwnWays own(group_.lane(), by_parts && !env().stream_chunks);
   unisono::run(group_.lane(), request.collective, request.algorithm, args);
   if (learns) way->took(!is_direct(request.algorithm), Clock::now() - met, met - began);
 }
 
 // Returns what ranks learn of such calls, alike on every rank; null: nothing.
 host::CallWay* LocalCommunicator::way_of(const Request& request) {
-  const bool learns = size() > 1 && group_.learns_ways() && may_ask_kernel(request) &&
-                      request.collective != Collective::all_to_all_v;
+  const bool learns = size() > 1 && group_.learns_ways() && may_ask_kernel(request);
   return learns ? &ways_.of(request.collective, request.bytes()) : nullptr;
 }
 
@@ -90,23 +87,6 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   }
 }
 
-// Runs the short messages first, on every rank.
-void LocalCommunicator::run_batch_on_host(Request& request) {
-  if (check_) compare_messages(*this, packets(), request);
-  Args& args = request.args;
-  if (size() == 1) return host::copy(args.out, args.in, args.bytes);
-  group_.lane().prepare(request.call->dtype, request.call->op);
-  group_.lane().mark(request.mark());
-  args.stream = args.bytes >= group_.stream_bytes();
-  const HostThread::OwnWays own(group_.lane(), !env().stream_chunks);
-  for (const Algorithm algorithm : {Algorithm::push_packets, Algorithm::push}) {
-    const auto messages = request.with_parts([&](const Args::Part& part) {
-      return host_plan().choose(request.collective, part.bytes, false) == algorithm ? part : Args::Part{};
-    });
-    if (messages) unisono::run(group_.lane(), request.collective, algorithm, messages->args);
-  }
-}
-
 void LocalCommunicator::do_barrier() {
   if (size() == 1) return;
   if (check_) compare(*this, group_.exchange(Ticket::of(Collective::barrier)));
@@ -140,12 +120,9 @@ std::vector<byte*> LocalCommunicator::parts_of(const void* symmetric) const {
 }
 
 // Returns, alike on every rank, whether the ranks first exchange their buffers' places, for a direct program.
-// Large calls do if every rank may reach the buffers. all_to_all_v always does: no rank knows the others'
-// sizes.
+// Large calls do if every rank may reach the buffers.
 bool LocalCommunicator::asks_for_places(const Request& request) const {
-  if (size() == 1) return false;
-  if (request.collective == Collective::all_to_all_v) return true;
-  if (request.bytes() == 0) return false;
+  if (size() == 1 || request.bytes() == 0) return false;
   if (request.algorithm != Algorithm::automatic) return is_direct(request.algorithm);
   return (symmetric_->ever() && is_direct(host_plan().choose(request.collective, request.bytes(), true))) ||
          (group_.reaches_all() && is_direct(host_plan().choose(request.collective, request.bytes(), false)));
@@ -179,35 +156,38 @@ byte* LocalCommunicator::reach(const Place& place, int rank, std::size_t bytes) 
               "rank " + std::to_string(number(rank)) + " announced a buffer outside its symmetric memory.");
 }
 
+void LocalCommunicator::refuse_direct(Algorithm algorithm) {
+  throw UsageError(std::string(name_of(algorithm)) +
+                   " needs buffers from Communicator::empty on every rank, out of place " +
+                   "in an all_to_all: use them, or another algorithm.");
+}
+
 // Exchanges places. Sets the plan's algorithm, and fills in every buffer's address if it is direct. Returns
 // whether ranks could choose between the kernel's copies and chunks. way: null, or holds to chunks from now
 // on if they have chosen those.
 bool LocalCommunicator::meet_places(Request& request, host::CallWay* way) {
-  const bool by_parts = request.collective == Collective::all_to_all_v;
-  const auto tickets = by_parts ? exchange_parts(request) : exchange(request);
-  if (!by_parts) compare(*this, tickets);
-  std::size_t bytes = request.bytes();
+  const auto tickets = exchange(request);
+  compare(*this, tickets);
   std::int64_t saved = 0;
   bool within_reach = true, symmetric = true, by_chunks = false;
   for (int r = 0; r < size(); ++r) {
     const Ticket& ticket = tickets[static_cast<std::size_t>(r)];
-    const Reached needed = by_parts ? Reached{ticket.total, 0} : request.reached_by_peers(r);
+    const Reached needed = request.reached_by_peers(r);
     for (const auto& [need, place] : {std::pair(needed.in, ticket.in), std::pair(needed.out, ticket.out)}) {
-      if (need == 0 || place.allocation == Place::kAnywhere) continue;
+      if (need == 0) continue;
       within_reach = within_reach && place.allocation != Place::kNone;
       symmetric = symmetric && place.allocation != Place::kNone && place.allocation != Place::kAddress;
     }
     by_chunks = by_chunks || ticket.by_chunks;
     if (way) saved += ticket.saves;
     if (traits_of(request.collective).swaps) within_reach = within_reach && !ticket.in_place;
-    if (by_parts) bytes = std::max<std::size_t>(bytes, ticket.total);
   }
   Algorithm& algorithm = request.algorithm;
   const bool automatic = algorithm == Algorithm::automatic;
   bool either = false;
   if (automatic) {
-    algorithm = host_plan().choose(request.collective, bytes, symmetric);
-    either = is_direct(algorithm) && within_reach && !symmetric && !by_parts;
+    algorithm = host_plan().choose(request.collective, request.bytes(), symmetric);
+    either = is_direct(algorithm) && within_reach && !symmetric;
     if (is_direct(algorithm) && !symmetric && (by_chunks || saved < 0))
       algorithm = staged(request.collective);
     if (check_) {
@@ -219,10 +199,7 @@ bool LocalCommunicator::meet_places(Request& request, host::CallWay* way) {
   if (is_direct(algorithm) && !within_reach && automatic) algorithm = staged(request.collective);
   if (way && !check_) way->hold(symmetric, symmetric_->ever(), !is_direct(algorithm));
   if (!is_direct(algorithm)) return either;
-  if (!within_reach)
-    throw UsageError(std::string(name_of(algorithm)) +
-                     " needs buffers from Communicator::empty on every rank, out of place " +
-                     "in an all_to_all: use them, or another algorithm.");
+  if (!within_reach) refuse_direct(algorithm);
   const bool far = !symmetric && !group_.one_process();
   inputs_.assign(tickets.size(), nullptr);
   outputs_.assign(tickets.size(), nullptr);

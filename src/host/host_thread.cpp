@@ -153,8 +153,9 @@ bool HostThread::comes_first(int peer, Slot slot, int other, Slot others) {
 bool HostThread::missed(int peer, Slot slot, std::uint32_t unit) {
   Counters& c = signals(peer);
   if (slot == Slot::packet_credit && unit > 1) return reached(peer, Slot::chunk);
-  return slot == Slot::chunk && c.packets_taken != c.filled_from &&
-         host::reached(*packet(rank_, peer, c.packets_taken), lap_of(c.packets_taken));
+  if (slot != Slot::chunk) return false;
+  if (c.packets_taken == c.filled_from) fill_packets(rank_, peer, c.filled_from);
+  return host::reached(*packet(rank_, peer, c.packets_taken), lap_of(c.packets_taken));
 }
 
 void HostThread::await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit) {

@@ -97,20 +97,17 @@ UNISONO_PROGRAM void all_to_all_told(Channel& channel, const Args& a) {
 }
 
 // Works on buffers that every rank reaches, out of place. On a lane that pulls, a rank reads its block from
-// each rank. On others, and with sizes by pair, it writes to each rank its block. With sizes by pair
-// outputs[p] is where rank p wants this rank's part.
+// each rank. On others it writes to each rank its block.
 template <class Lane>
 UNISONO_PROGRAM void all_to_all_direct(Lane& lane, const Args& a) {
-  const bool pulls = Lane::kPulls && !a.sends;
+  constexpr bool pulls = Lane::kPulls;
   const int me = lane.rank();
   auto block = [&](int p) { return a.block * static_cast<std::size_t>(p); };
   meet_in_turn(
-      lane, [&](int p) { return a.sends ? a.sends[p].bytes : a.block; },
+      lane, [&](int) { return a.block; },
       [&](int p, Range piece) {
-        const byte* source = a.sends             ? a.sends[p].at
-                             : p == me || !pulls ? a.in + block(p)
-                                                 : a.inputs[p] + block(me);
-        byte* target = pulls ? a.out + block(p) : a.outputs[p] + (a.sends ? 0 : block(me));
+        const byte* source = p == me || !pulls ? a.in + block(p) : a.inputs[p] + block(me);
+        byte* target = pulls ? a.out + block(p) : a.outputs[p] + block(me);
         const byte* from = source + piece.begin;
         const Dst to{target + piece.begin, a.stream};
         lane.move(&to, 1, &from, 1, piece.bytes);

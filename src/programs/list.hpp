@@ -48,7 +48,7 @@ constexpr int program_key(Collective collective, Algorithm algorithm) {
   F(gather, direct, gather_direct, lane)         \
   F(all_to_all, direct, all_to_all_direct, lane)
 
-// The other direct programs: they load from peers, or have a length for each pair.
+// The other direct programs: they load from peers.
 #define UNISONO_LOAD_PROGRAMS(F)                                   \
   F(all_reduce, two_shot_push, all_reduce_two_shot_push, channel)  \
   F(all_reduce, two_shot_direct, all_reduce_two_shot_direct, lane) \
@@ -56,8 +56,7 @@ constexpr int program_key(Collective collective, Algorithm algorithm) {
   F(reduce, direct, reduce_direct, lane)                           \
   F(broadcast, direct, broadcast_direct, lane)                     \
   F(reduce_scatter, direct, reduce_scatter_direct, lane)           \
-  F(scatter, direct, scatter_direct, lane)                         \
-  F(all_to_all_v, direct, all_to_all_direct, lane)
+  F(scatter, direct, scatter_direct, lane)
 
 // The further algorithms of GPUs, by exchange kernels and copy engines: F(collective, algorithm).
 #define UNISONO_GPU_ALGORITHMS(F) \

@@ -280,7 +280,14 @@ TEST_F(PartRequests, PackTheirPartsInRankOrder) {
   EXPECT_EQ(request.bytes(), 32u);
   EXPECT_EQ(request.sends[2].at, memory.data() + 12);
   EXPECT_EQ(request.receives[3].at, memory.data() + 2048 + 28);
-  EXPECT_EQ(request.reached_by_peers(1).out, 8u);
+}
+
+TEST_F(PartRequests, MarkEachMessageByItsBytes) {
+  const Counts counts{1, 2, 3, 0};
+  const Request request(call, kMe, kRanks, counts, counts);
+  EXPECT_EQ(request.mark(8), Request(call, kMe, kRanks, counts, counts).mark(8));
+  EXPECT_NE(request.mark(8), request.mark(12));
+  EXPECT_NE(request.mark(0), request.mark(8));
 }
 
 TEST_F(PartRequests, OfABatchLieWhereTheyAre) {

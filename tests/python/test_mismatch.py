@@ -302,6 +302,12 @@ NOTICED: dict[str, Call] = {
     "collective": either(lambda c: c.all_reduce(ones(4)), lambda c: c.all_gather(ones(4))),
     "shorter": either(lambda c: c.send(ones(8), 1), lambda c: c.recv(ones(4), 0)),
     "longer": either(lambda c: c.send(ones(4), 1), lambda c: c.recv(ones(8), 0)),
+    "part": either(
+        lambda c: c.all_to_all_v(ones(3), [1, 2], [1, 1]), lambda c: c.all_to_all_v(ones(2), [1, 1], [1, 1])
+    ),
+    "part that is none": either(
+        lambda c: c.all_to_all_v(ones(1), [1, 0], [1, 1]), lambda c: c.all_to_all_v(ones(2), [1, 1], [1, 1])
+    ),
     "longer, direct": either(lambda c: c.send(ones(1 << 18), 1), lambda c: c.recv(ones((1 << 18) + 1), 0)),
 }
 

@@ -118,6 +118,7 @@ const void* kernel(Collective collective, Algorithm algorithm, DType dtype, Op o
 #undef UNISONO_CASE
     case program_key(send_recv, push): return made<send_recv, push>(dtype, op, many);
     case program_key(send_recv, direct): return made<send_recv, direct>(dtype, op, many);
+    case program_key(all_to_all_v, direct): return made<all_to_all_v, direct>(dtype, op, many);
     case program_key(all_reduce, copy_engine): return made<all_reduce, copy_engine>(dtype, op, many);
     case program_key(all_to_all, copy_engine): return made<all_to_all, copy_engine>(dtype, op, many);
     case program_key(barrier, automatic): return made<barrier, automatic>(dtype, op, many);
