@@ -159,7 +159,7 @@ class PyCommunicator {
   struct Options;
   struct Beginning;
 
-  // What the calls of this thread are to know.
+  // State of this thread that its calls share, found once in each.
   struct ThisThread {
     Beginning* beginning;  // of the next call
     double timeout_s;      // of its calls; 0: the communicator's
