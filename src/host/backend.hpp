@@ -115,7 +115,7 @@ class LocalCommunicator : public Communicator::Impl {
   byte* reach(const Place& place, int rank, std::size_t bytes);
   [[noreturn]] static void refuse_direct(Algorithm algorithm);
 
-  // What a rank tells the other one of a pair: where its part for it and its place for the other part lie.
+  // A rank tells the other one of a pair where its part for it and its place for the other part lie.
   struct Offer {
     Place in, out;
     std::int32_t saves = 0;  // CallWay::next
