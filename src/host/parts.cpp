@@ -30,6 +30,12 @@ void run_messages(Channel channel, const Args& some, const Request& request) {
       });
 }
 
+// Returns the mark of an offer to move messages of those sizes. It has both: an end whose peer says another
+// size of either must notice before it reaches for the peer's memory. No message of data has that mark.
+std::uint32_t mark_of_offer(const Request& request, std::size_t sent, std::size_t received) {
+  return request.mark((sent + 1) * 0xD6E8FEB86659FD93 + received);
+}
+
 bool symmetric(const Place& place) {
   return place.allocation != Place::kNone && place.allocation != Place::kAddress;
 }
@@ -148,11 +154,11 @@ LocalCommunicator::Times LocalCommunicator::meet_pairs(const Request& request) {
     pair.mine.in_place = in_place;
     pair.mine.small_pages = !named && small_pages(pair.mine.out, from.bytes);
     pair.mine.refused = refused;
-    lane.mark(request.mark(to.bytes));
+    lane.mark(mark_of_offer(request, to.bytes, from.bytes));
     channel.put(p, reinterpret_cast<const byte*>(&pair.mine), sizeof pair.mine);
   });
-  for_pairs(request, [&](int p, Pair& pair, const Args::Part&, const Args::Part& from) {
-    lane.mark(request.mark(from.bytes));
+  for_pairs(request, [&](int p, Pair& pair, const Args::Part& to, const Args::Part& from) {
+    lane.mark(mark_of_offer(request, from.bytes, to.bytes));
     channel.take(p, {reinterpret_cast<byte*>(&pair.theirs)}, sizeof pair.theirs);
     refused = refused || pair.theirs.refused;
   });
