@@ -18,8 +18,8 @@ namespace nb = nanobind;
 template <auto method>
 class ShortWay;
 
-// nanobind reads arguments by tables that hold for any function. Here the compiler knows the parameters.
-// Whatever is not plainly right (an argument too few, an unknown keyword, another type) goes to nanobind's
+// nanobind reads arguments by tables that hold for any function. Here the compiler knows the parameters. A
+// call that is not plainly right (an argument too few, an unknown keyword, another type) goes to nanobind's
 // own function, which also knows parameters that the method has not, and words the errors.
 template <class Class, class Result, class... Arguments, Result (Class::*method)(Arguments...)>
 class ShortWay<method> {

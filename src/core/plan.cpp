@@ -18,8 +18,8 @@ constexpr std::size_t kRest = std::numeric_limits<std::size_t>::max();
 #define UNISONO_GPU_CASE(collective, algorithm) \
   case program_key(Collective::collective, Algorithm::algorithm):
 
-// Whether there is a program of that form. programs/list.hpp does not name those of calls between two ranks,
-// and of messages whose two ranks tell each other where they belong.
+// Returns whether there is a program of that form. programs/list.hpp does not name those of calls between two
+// ranks, and of messages whose two ranks tell each other where they belong.
 bool has_program(Collective collective, Algorithm form) {
   if (traits_of(collective).two_ended) return form == Algorithm::push || form == Algorithm::direct;
   if (collective == Collective::all_to_all_v && form == Algorithm::direct) return true;

@@ -40,8 +40,8 @@ bool symmetric(const Place& place) {
   return place.allocation != Place::kNone && place.allocation != Place::kAddress;
 }
 
-// How a message of an all_to_all_v gets from buffer to buffer at once. Its sender writes if both ends may
-// act: an input that was written since the last call lies in its cache.
+// The way of a message of an all_to_all_v from buffer to buffer. Its sender writes if both ends may act: an
+// input that was written since the last call lies in its cache.
 struct Path {
   Path(const Place& in, const Place& out, std::size_t bytes)
       : written(bytes > 0 && out.allocation != Place::kNone && (symmetric(out) || !symmetric(in))),

@@ -138,7 +138,8 @@ TEST(Parts, ThatAreDirectAndInPlaceAreRefusedAlike) {
   });
 }
 
-// What each end says of a part, and the part that goes the other way. One end may notice at its next call.
+// Both ends say a size of a part, with parts of some sizes the other way. One end may notice at its next
+// call.
 TEST(Parts, OfSizesThatDifferAreAMismatch) {
   constexpr std::size_t kSaid[] = {0, 8, 600, 300000};
   for (const bool check : {false, true})

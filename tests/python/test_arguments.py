@@ -1,4 +1,4 @@
-"""How calls take their arguments: by the short way (bindings/short_way.hpp) as by nanobind's own."""
+"""Calls take their arguments alike by the short way (bindings/short_way.hpp) and by nanobind's own."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 
 namespace unisono::moe::gpu {
 
-// Whether the tokens of every rank are one chunk.
+// Returns whether the tokens of every rank are one chunk.
 __device__ inline bool one_chunk(const Work& work, const Combine& combine) {
   return work.space.chunks == 1 || combine.one_chunk;
 }

@@ -63,7 +63,7 @@ struct Counters {
   std::uint32_t dispatches;                // that have begun: signals of kind `begun`
   std::uint32_t landed, combines;          // that have ended
   std::uint32_t lent;                      // combines to which this rank has lent rows
-  std::uint32_t tickets[2 + kMostChunks];  // of blocks that have ended: the last one tells the peers
+  std::uint32_t tickets[2 + kMostChunks];  // of blocks that have ended: the last one goes on
   unsigned long long phases[2];            // low-latency: of dispatches and combines, as Phase counts
 };
 enum Ticket : int { kEndTicket, kSentTicket, kChunkTicket };  // kChunkTicket: and after

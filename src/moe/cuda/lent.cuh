@@ -14,7 +14,7 @@ __device__ inline Lent* lent_by(const Work& work, int rank, int source, std::uin
   return at<Lent>(work, rank, work.space.lent) + combines % 2 * work.dims.ranks + source;
 }
 
-// Where the rows of this rank's tokens come from, by rank: the first one, and whether the rank lends it.
+// The rows of this rank's tokens at each rank: where the first one lies, and whether the rank lends it.
 struct Sources {
   // Finds them, once the ranks have told. A thread for each rank calls it.
   __device__ void find(const Work& work, const Combine& combine, std::uint32_t combines, int rank) {
