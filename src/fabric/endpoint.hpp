@@ -43,6 +43,8 @@ class FabricEndpoint {
     std::function<void(int peer)> late;  // the wait has lasted Settings::timeout
     // A write, or a queue (Port::kQueue), failed.
     std::function<void(int peer, const std::string& why)> broken;
+    // A peer has no memory where a write should go.
+    std::function<void(int peer, const std::string& why)> unreachable;
     std::function<void(const fabric::Immediate& word, const char* why)> refused;
   };
 

@@ -65,6 +65,7 @@ FabricGroup::FabricGroup(Bootstrap& bootstrap, const Options& options)
             look(peer, elapsed_s, arrived);
           },
           [this](int peer) { late(peer); }, [this](int peer, const std::string& why) { broken(peer, why); },
+          [this](int peer, const std::string& why) { unreachable(peer, why); },
           [this](const Immediate& word, const char* why) {
             fail(FailureKind::resource,
                  where() + " has got the immediate " +
@@ -263,16 +264,17 @@ void FabricGroup::record(FailureKind kind, const std::string& text) {
   is_recorded_.store(true, std::memory_order_release);
 }
 
-// Handles a failed write: its peer is gone, or cannot be reached.
+// Handles a failed write: its peer is gone, or cannot be reached. `look` finds out why: a peer that has
+// failed because of another rank, and has ended since, has told so.
 void FabricGroup::broken(int peer, const std::string& why) {
   if (failure_ || left_) return;  // words to the peers are best effort
   if (peer >= 0 && lane_->told(peer, Kind::departed)) return;
   if (peer == fabric::Port::kQueue)
     fail(FailureKind::resource, "an endpoint has failed in " + where() + ": " + why + ".");
-  if (peer == fabric::Port::kSomePeer) {  // `look` finds out which one
-    if (!suspicion_) suspicion_ = {Clock::now(), why};
-    return;
-  }
+  if (!suspicion_) suspicion_ = {Clock::now(), peer, why};
+}
+
+void FabricGroup::unreachable(int peer, const std::string& why) {
   fail(FailureKind::peer_lost, who(peer) + " does not take writes any more (" + why + "); noticed in " +
                                    where() +
                                    ": see whether it has died, and that the network between reaches it.");
@@ -316,12 +318,16 @@ void FabricGroup::look(int peer, double elapsed_s, const std::function<bool()>& 
                    ": look at that process's own output, then start the ranks again.");
   }
   if (suspicion_) {
-    for (int r = 0; r < size_; ++r)
+    const auto [since, suspect, why] = *suspicion_;
+    for (int r = 0; r < size_ && suspect < 0; ++r)
       if (r != rank_ && lane_->quiet(r)) lane_->tell(r, Kind::probe);
-    if (std::chrono::duration<double>(Clock::now() - suspicion_->since).count() > 2 * kGraceS)
+    if (suspect >= 0 && lane_->told(suspect, Kind::departed)) suspicion_.reset();
+    else if (std::chrono::duration<double>(Clock::now() - since).count() > 2 * kGraceS) {
+      if (suspect >= 0) unreachable(suspect, why);
       fail(FailureKind::resource,
-           "an endpoint has failed in " + where() + ": " + suspicion_->why +
+           "an endpoint has failed in " + where() + ": " + why +
                "; see whether a rank has died, and that the network between them works.");
+    }
   }
   if (peer >= 0 && peer != rank_ && elapsed_s > kProbeS && lane_->quiet(peer) &&
       std::chrono::duration<double>(Clock::now() - probed_).count() > kProbeS) {

@@ -83,6 +83,7 @@ class FabricGroup {
   void look(int peer, double elapsed_s, const std::function<bool()>& arrived);
   [[noreturn]] void late(int peer);
   void broken(int peer, const std::string& why);
+  [[noreturn]] void unreachable(int peer, const std::string& why);
   void heed(int rank);  // throws the failure that a peer has told, if any
   void settle(double seconds) noexcept;
   std::string stuck(double seconds);  // the watchdog's verdict
@@ -109,9 +110,10 @@ class FabricGroup {
   Clock::time_point probed_{};
   struct Suspicion {
     Clock::time_point since;
+    int peer;  // negative: not known
     std::string why;
   };
-  std::optional<Suspicion> suspicion_;  // a write to an unknown peer has failed
+  std::optional<Suspicion> suspicion_;  // a write to a peer has failed
   std::unique_ptr<FabricEndpoint> lane_;
   std::optional<int> first_dead_;  // as the watchdog has seen
   std::unique_ptr<fabric::Watchdog> watchdog_;

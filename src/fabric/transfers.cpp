@@ -46,8 +46,8 @@ int FabricEndpoint::usual_channel(int peer) const {
 Write FabricEndpoint::write_to(int peer, const Announcement& its, std::uint64_t offset, std::size_t bytes,
                                int channel, Kind kind, std::uint64_t number) const {
   if (!its.holds(offset, bytes))
-    watch_.broken(peer, "its region of " + std::to_string(its.bytes) + " bytes has no " +
-                            std::to_string(bytes) + " at " + std::to_string(offset));
+    watch_.unreachable(peer, "its region of " + std::to_string(its.bytes) + " bytes has no " +
+                                 std::to_string(bytes) + " at " + std::to_string(offset));
   Write made;
   made.peer = peer;
   made.bytes = bytes;
@@ -105,8 +105,8 @@ void FabricEndpoint::put_far(const Dst& to, const byte* from, std::size_t bytes)
   for (std::size_t number = kScratch + 1; number < regions.size(); ++number)
     if (address >= regions[number].address && regions[number].holds(address - regions[number].address, bytes))
       return start(transfer(peer, from, bytes, number, address - regions[number].address, Kind::bulk));
-  watch_.broken(peer,
-                "none of its regions has " + std::to_string(bytes) + " bytes at the place that it announced");
+  watch_.unreachable(
+      peer, "none of its regions has " + std::to_string(bytes) + " bytes at the place that it announced");
 }
 
 void FabricEndpoint::give(int peer, Parcel& parcel) {

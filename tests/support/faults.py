@@ -26,7 +26,7 @@ def assert_lost(outcome: ranks.Outcome, victim: int, words: str = " has died", s
         error = error_of(one["first"])
         assert error["type"] == "PeerLostError", error
         assert "ConnectionError" in error["bases"]
-        assert f"rank {victim} (process {one['victim']}){words}" in error["text"]
+        assert f"rank {victim} (process {one['victim']}){words}" in error["text"], error["text"]
         assert died is None or one["first"]["at"] - died < NOTICED_S
         for again in one.get("again", []):
             assert error_of(again) == error
