@@ -29,6 +29,7 @@ bool could(const Read& read) {
 
 // Returns a Python number. Throws nb::python_error or std::bad_cast if it is no integer from 0.
 std::size_t whole(nb::handle number) {
+  if (PyLong_CheckExact(number.ptr())) return nb::cast<std::size_t>(number);
   const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
   if (!index.is_valid()) throw nb::python_error();
   return nb::cast<std::size_t>(index);
@@ -97,8 +98,13 @@ Counts::Counts(const Array& x, nb::handle sent, nb::handle got) {
   auto read = [](const char* what, nb::handle counts, std::vector<std::size_t>& to) {
     std::size_t total = 0;
     const bool read = could([&] {
-      for (const nb::handle one : nb::list(nb::borrow(counts))) {
-        to.push_back(whole(one));
+      // a list or tuple is read in place
+      const nb::object all = nb::steal(PySequence_Fast(counts.ptr(), "no numbers"));
+      if (!all.is_valid()) throw nb::python_error();
+      to.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(all.ptr())));
+      // a number of another type than int may change the list while it is read
+      for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(all.ptr()); ++i) {
+        to.push_back(whole(nb::borrow(PySequence_Fast_GET_ITEM(all.ptr(), i))));
         if (__builtin_add_overflow(total, to.back(), &total) || total > kMostElements)
           throw UsageError(std::string("the ") + what +
                            " counts add up to more than memory can hold: check them.");

@@ -229,9 +229,13 @@ nb::object PyCommunicator::all_to_all_v(nb::handle x, nb::handle send_counts, nb
   const Array in(x, "x", false);
   const Counts counts(in, send_counts, recv_counts);
   const Output to(out, x, in, {counts.received}, stream);
-  call(prepare(in, in.data, to.array.data, 0, {algorithm, stream}), [&](const Call& c, const auto& make) {
-    make(c, std::span<const std::size_t>(counts.sends), std::span<const std::size_t>(counts.receives));
-  });
+  const Prepared prepared = prepare(in, in.data, to.array.data, 0, {algorithm, stream});
+  call(
+      prepared,
+      [&](const Call& c, const auto& make) {
+        make(c, std::span<const std::size_t>(counts.sends), std::span<const std::size_t>(counts.receives));
+      },
+      small(prepared.call, std::max(in.count, counts.received)));
   return to.object;
 }
 

@@ -194,10 +194,11 @@ class PyCommunicator {
 
   nb::object step(const PyBound& bound);
 
-  // Returns whether a call takes less time than giving the GIL away and back may.
-  static bool small(const Call& call) {
-    return call.memory == Memory::host && call.count * size_of(call.dtype) <= 4096;
+  // Returns whether a call of `count` elements takes less time than giving the GIL away and back may.
+  static bool small(const Call& call, std::size_t count) {
+    return call.memory == Memory::host && count * size_of(call.dtype) <= 4096;
   }
+  static bool small(const Call& call) { return small(call, call.count); }
   // Returns whether a small call that tells of its waits may keep the GIL until then: if it need not wait for
   // calls of other threads, which may need the GIL to end.
   bool may_keep_gil() const {

@@ -127,6 +127,7 @@ class HostThread {
 
   // Sets whether the programs that follow move between far addresses.
   void reach_far(bool far) { far_operands_ = far; }
+  bool copies_far() const { return far_operands_; }
 
   // Returns the bytes of a peer's block that the root of a gather reads itself; the peer writes the rest. The
   // kernel writes large far blocks so slowly that the root finishes its own block earlier.

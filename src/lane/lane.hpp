@@ -192,6 +192,14 @@ UNISONO_PORTABLE Range share_of(const Lane& lane, std::size_t bytes, int root) {
   return share_without(bytes, n, root, me);
 }
 
+// Returns, alike on every rank, whether an operating system's kernel copies between the ranks' buffers: no
+// move then has two far operands for the price of one.
+template <class Lane>
+UNISONO_PORTABLE bool copies_far(const Lane& lane) {
+  if constexpr (requires { lane.copies_far(); }) return lane.copies_far();
+  else return false;
+}
+
 // Returns when every rank has called it. Data that any rank wrote before its call is then readable.
 template <class Lane>
 UNISONO_PROGRAM void meet(Lane& lane) {

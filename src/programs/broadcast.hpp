@@ -79,10 +79,33 @@ UNISONO_PROGRAM void broadcast_chain(Channel& channel, const Args& a) {
   }
 }
 
+// Has each rank read the root's input by itself, while the root copies its own. A root in place has nothing
+// to copy: it writes the end of each output.
+template <class Lane>
+UNISONO_PROGRAM void broadcast_far(Lane& lane, const Args& a) {
+  const int n = lane.size(), me = lane.rank();
+  const byte* from = a.inputs[a.root];
+  const bool in_place = a.outputs[a.root] == from;
+  const std::size_t read =
+      in_place ? smaller(round_up(a.bytes - a.bytes / static_cast<std::size_t>(n), kAlign), a.bytes)
+               : a.bytes;
+  auto move = [&](int p, Range range) {
+    const Dst to{a.outputs[p] + range.begin, a.stream};
+    const byte* source = from + range.begin;
+    lane.move(&to, 1, &source, 1, range.bytes);
+  };
+  if (me != a.root) move(me, {0, read});
+  else if (!in_place) move(me, {0, a.bytes});
+  else
+    for (int i = 1; i < n; ++i) move(peer_at(lane, i), {read, a.bytes - read});
+  meet(lane);
+}
+
 // Works on buffers that every rank reaches: each rank reads its shard of the root's input once and writes it
 // to every output. On a linked lane the root has no shard: the others' reads take up all that it can send.
 template <class Lane>
 UNISONO_PROGRAM void broadcast_direct(Lane& lane, const Args& a) {
+  if (copies_far(lane)) return broadcast_far(lane, a);
   const int n = lane.size();
   meet_first(lane);
   const Range mine = share_of(lane, a.bytes, a.root);

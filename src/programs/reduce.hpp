@@ -52,14 +52,27 @@ UNISONO_PROGRAM void reduce_two_shot_push(Channel& channel, const Args& a) {
   meet(lane);
 }
 
-// Works on buffers that every rank reaches: each rank combines its shard and writes it to the root. On a
-// linked lane the root has no shard: only the sums enter it. With two ranks the root has it all.
+// Returns the shard that this rank of a reduce combines and writes to the root. On a linked lane the root has
+// none, since only the sums then enter it, but with two ranks it has all. Where the kernel copies, the root
+// has a larger one: of n inputs it copies n-1, and the others those and the sums.
+template <class Lane>
+UNISONO_PORTABLE Range reduced_by(const Lane& lane, std::size_t bytes, int root) {
+  const int n = lane.size(), me = lane.rank();
+  if (Lane::kLinked && n == 2) return {0, me == root ? bytes : 0};
+  if (n == 1 || !copies_far(lane)) return share_of(lane, bytes, root);
+  const auto ranks = static_cast<std::size_t>(n);
+  const std::size_t roots = bytes / (ranks * ranks + 1) * (ranks + 1) / kAlign * kAlign;
+  if (me == root) return {0, roots};
+  const Range rest = share_without(bytes - roots, n, root, me);
+  return {roots + rest.begin, rest.bytes};
+}
+
+// Works on buffers that every rank reaches: each rank combines its shard and writes it to the root.
 template <class Lane>
 UNISONO_PROGRAM void reduce_direct(Lane& lane, const Args& a) {
   const int n = lane.size();
   meet_first(lane);
-  const Range mine = Lane::kLinked && n == 2 ? Range{0, lane.rank() == a.root ? a.bytes : 0}
-                                             : share_of(lane, a.bytes, a.root);
+  const Range mine = reduced_by(lane, a.bytes, a.root);
   for (Rounds r(lane, mine.bytes, lane.tile_bytes()); r.more(); r.next()) {
     const auto [begin, bytes] = r.range();
     auto srcs = lane.sources();

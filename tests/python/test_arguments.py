@@ -41,6 +41,8 @@ ALIKE: dict[str, Make] = {
     "method": lambda c: getattr(c, "all_reduce")(X),  # noqa: B009
     "pair": lambda c: c.send_recv(X, 0, None, src=0),
     "counts": lambda c: c.all_to_all_v(X, [4], recv_counts=[4]),
+    "counts of a tuple and an array": lambda c: c.all_to_all_v(X, (4,), np.array([4])),
+    "counts of any iterables": lambda c: c.all_to_all_v(X, iter([np.int32(4)]), {4: None}),
 }
 
 

@@ -243,7 +243,25 @@ def test_all_to_all_v_in_place_of_unequal_counts() -> None:
             assert isinstance(error, unisono.UsageError) and "in place needs the same" in str(error)
 
 
+class _Shortens:
+    """The number 1, which empties its list when it is read."""
+
+    def __init__(self, counts: list[Any]) -> None:
+        self._counts = counts
+
+    def __index__(self) -> int:
+        self._counts.clear()
+        return 1
+
+
+def _shortened() -> list[Any]:
+    counts: list[Any] = []
+    counts += [_Shortens(counts), 1]
+    return counts
+
+
 COUNTS: dict[str, tuple[Call, str]] = {
+    "fewer while they are read": (lambda c: c.all_to_all_v(ones(1), _shortened(), [1, 1]), "needs 2 send"),
     "too few": (lambda c: c.all_to_all_v(ones(1), [1], [1]), "needs 2 send counts"),
     "too many": (lambda c: c.all_to_all_v(ones(3), [1, 1, 1], [1, 1, 1]), "needs 2 send counts"),
     "none": (lambda c: c.all_to_all_v(ones(0), [], []), "needs 2 send counts"),
