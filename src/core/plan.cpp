@@ -175,10 +175,16 @@ Plan Plan::of_host(const Host& host) {
   using enum Algorithm;
   Plan plan(Level::host);
   const auto n = static_cast<std::size_t>(host.ranks);
-  const std::size_t packets = host.ranks_a_core > 1 ? kKiB : kKiB / 8;  // of a message
+  // Returns up to which size a call goes as packets. Where lines are let go of, that is one packet a message:
+  // a piece takes no longer than two. split: the call's bytes are of a message for each rank.
+  const auto packets = [&](bool split) {
+    if (host.lets_go && host.ranks_a_core == 1) return Host::kPacket * (split ? n : 1);
+    const std::size_t most = host.ranks_a_core > 1 ? kKiB : kKiB / 8;
+    return split ? most / 2 * n : most;
+  };
   for (const bool symmetric : {false, true}) {
     const Borders up_to = borders_of(host, symmetric || host.one_process);
-    plan.add({Collective::all_reduce, symmetric, packets, one_shot_packets});
+    plan.add({Collective::all_reduce, symmetric, packets(false), one_shot_packets});
     plan.add({Collective::all_reduce, symmetric, up_to.one_shot, one_shot});
     plan.add({Collective::all_reduce, symmetric, up_to.two_shot, two_shot});
     plan.add({Collective::all_reduce, symmetric, kRest, two_shot_direct});
@@ -189,7 +195,7 @@ Plan Plan::of_host(const Host& host) {
       const CollectiveTraits& traits = traits_of(collective);
       const bool split = traits.by_blocks() || traits.by_parts();  // into a message for each rank
       const bool reaches = has_program(collective, direct);
-      plan.add({collective, symmetric, split ? packets / 2 * n : packets, push_packets});
+      plan.add({collective, symmetric, packets(split), push_packets});
       plan.add({collective, symmetric, reaches ? up_to.push_up_to(collective) : kRest, push});
       if (reaches) plan.add({collective, symmetric, kRest, direct});
     }

@@ -41,6 +41,8 @@ class Plan {
     bool one_process = false;  // plain memory is reached like symmetric memory
     // The kernel's copies between processes take less than two through a chunk, from small pages too.
     bool kernel_fast = false;
+    bool lets_go = false;                       // writers let go of the lines of small pieces (host/move.hpp)
+    static constexpr std::size_t kPacket = 56;  // bytes of data
   };
   static Plan of_host(const Host& host);
   static Plan of_fabric();

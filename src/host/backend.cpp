@@ -11,11 +11,13 @@ namespace unisono {
 namespace {
 
 Plan plan_of(const Group& group, bool cached) {
+  static_assert(HostThread::kPacketBytes == Plan::Host::kPacket);
   return Plan::of_host({.ranks = group.size(),
                         .ranks_a_core = group.ranks_a_core(),
                         .cached = cached,
                         .one_process = group.one_process(),
-                        .kernel_fast = group.kernel_copies() == KernelCopies::fast});
+                        .kernel_fast = group.kernel_copies() == KernelCopies::fast,
+                        .lets_go = host::lets_go()});
 }
 
 }  // namespace

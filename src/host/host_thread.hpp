@@ -155,6 +155,9 @@ class HostThread {
     std::uint32_t& sent = signals(peer).signalled[static_cast<int>(slot)];
     if (slot == Slot::chunk) {
       mark_of(theirs, sent) = mark_;
+      const Placed& piece = signals(peer).put;
+      if (const std::size_t bytes = piece.end - piece.begin; lets_go_ && bytes <= kMostLetGo)
+        host::let_go(ring(peer, rank_) + piece.begin, bytes);
       if (writing_.peer == peer) end_writing();
     }
     if (slot == Slot::chunk_credit && taking_.peer == peer) end_taking();
@@ -247,7 +250,7 @@ class HostThread {
     }
   };
   static constexpr std::size_t kStreamFrom = 3072, kTimedFrom = 8192;
-  static constexpr std::size_t kMostOwned = std::size_t{16} << 10;
+  static constexpr std::size_t kMostOwned = std::size_t{16} << 10, kMostLetGo = 1024;
   static constexpr std::size_t kReadFrom = std::size_t{4} << 20;
   static constexpr int kMostYields = 64;
   static constexpr std::uint64_t kNone = ~std::uint64_t{0};
@@ -338,6 +341,7 @@ class HostThread {
   std::vector<std::shared_ptr<Segment>> segments_;
   host::Far far_;
   bool far_operands_ = false;
+  const bool lets_go_ = host::lets_go();
   bool around_ = true, own_ways_ = false;
   std::vector<host::ChunkWay> ways_;  // by peer
   Timed writing_, taking_;

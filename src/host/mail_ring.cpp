@@ -5,7 +5,6 @@
 
 #include "base/bytes.hpp"
 #include "host/group.hpp"
-#include "host/move.hpp"
 
 namespace unisono {
 namespace {
@@ -17,6 +16,7 @@ constexpr std::size_t kMostCells = 128;      // of a ring; they take at most a q
 constexpr std::size_t kMostPiece = 32 * kKiB;
 constexpr std::size_t kFilled = 64 * kKiB;      // of a ring, that get memory at once
 constexpr std::size_t kMostOwned = 128 * kKiB;  // lines that are asked for ahead
+constexpr std::size_t kMostLetGo = 512;         // bytes of data (host::let_go)
 constexpr std::size_t kLine = sizeof(host::Line);
 constexpr std::size_t kBell = 2 * kLine;  // what lies behind it has lines of its own
 constexpr std::size_t kFixed = offsetof(MailHead, number);
@@ -103,6 +103,7 @@ bool MailWriter::put(const MailHead& head, const std::byte* data, std::size_t by
     const std::size_t at = begin_of(bytes) % data_bytes_, first = std::min(bytes, data_bytes_ - at);
     copy_bytes(this->data() + at, data, first);
     if (bytes > first) copy_bytes(this->data(), data + first, bytes - first);
+    else if (lets_go_ && bytes <= kMostLetGo) host::let_go(this->data() + at, bytes);
     placed_ = end;
   }
   if (next_ == 0) gate_.opened.store(1, std::memory_order_release);

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 
+#include "host/move.hpp"
 #include "host/portions.hpp"
 #include "host/wait.hpp"
 #include "unisono/types.hpp"
@@ -119,6 +120,7 @@ class MailWriter : public MailRing {
   bool has_room(std::uint64_t end);
   std::uint64_t next_ = 0;                     // cell
   std::uint64_t taken_cells_ = 0, taken_ = 0;  // when this end has last looked
+  const bool lets_go_ = host::lets_go();
 };
 
 // Used by one thread at a time, except `ready`.

@@ -1,5 +1,9 @@
 #include "host/move.hpp"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <string>
 
 #include "base/env.hpp"
@@ -28,6 +32,18 @@ const Kernels& pick() {
 }
 
 }  // namespace
+
+bool lets_go() {
+#if defined(__x86_64__)
+  static const bool has_cldemote = [] {
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (ecx & 1u << 25) != 0;
+  }();
+  return has_cldemote;
+#else
+  return false;
+#endif
+}
 
 const Kernels& kernels() {
   static const Kernels& best = pick();

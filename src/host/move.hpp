@@ -34,6 +34,19 @@ inline void own(const void* line) {
 #endif
 }
 
+// Lets go of the cache lines of data that another core reads next: it finds them in the cache that both
+// share, and need not fetch them from the writer's own. It would wait for the last ones of many. Requires:
+// lets_go().
+inline void let_go(const std::byte* data, std::size_t bytes) {
+#if defined(__x86_64__)
+  for (std::size_t at = 0; at < bytes; at += 64) asm volatile("cldemote %0" : : "m"(data[at]));
+#else
+  static_cast<void>(data), static_cast<void>(bytes);
+#endif
+}
+// Returns whether this processor lets go of lines.
+bool lets_go();
+
 // From that many bytes on, data that one core writes for another begins a page of its own. A reader's core
 // fetches what lies behind the lines that it reads, up to the end of their page: it would take the lines of
 // the next piece from the writer, who has asked for them (docs/notes/host.md).

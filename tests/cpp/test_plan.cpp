@@ -159,6 +159,25 @@ TEST(Plan, KernelCopiesDecideWhereTwoRanksGoDirect) {
     EXPECT_EQ(borders_kib({.ranks = 2, .cached = through, .kernel_fast = true}), fast);
 }
 
+TEST(Plan, OnePacketAMessageWhereLinesAreLetGoOf) {
+  using enum Algorithm;
+  constexpr std::size_t packet = Plan::Host::kPacket;
+  for (const int ranks : {2, 3, 8}) {
+    const Plan plan = Plan::of_host({.ranks = ranks, .lets_go = true});
+    const std::size_t all = packet * static_cast<std::size_t>(ranks);
+    EXPECT_EQ(plan.choose(Collective::all_reduce, packet, false), one_shot_packets);
+    EXPECT_EQ(plan.choose(Collective::all_reduce, packet + 1, false), one_shot);
+    EXPECT_EQ(plan.choose(Collective::broadcast, packet + 1, true), push);
+    EXPECT_EQ(plan.choose(Collective::all_gather, all, true), push_packets);
+    EXPECT_EQ(plan.choose(Collective::all_gather, all + 1, true), push);
+    const Plan lets_go = Plan::of_host({.ranks = ranks, .ranks_a_core = 2, .lets_go = true});
+    const Plan keeps = Plan::of_host({.ranks = ranks, .ranks_a_core = 2});
+    for (const Collective collective : collectives())
+      for (std::size_t bytes = 1; bytes < std::size_t{1} << 30; bytes *= 2)
+        EXPECT_EQ(lets_go.choose(collective, bytes, false), keeps.choose(collective, bytes, false));
+  }
+}
+
 TEST(Plan, KernelCopiesDecideNothingElse) {
   using Borders = std::vector<std::size_t>;
   const Borders cached{512, 512, 512, 512, 512, 512, 512, 512, 512, 128};
