@@ -1,6 +1,6 @@
 // A libfabric with faults. Passes all calls on to the real one. If the test asks for it, refuses a
-// registration, reports an overrun of a completion queue, delivers a remote completion twice or too late, or
-// keeps writes waiting in a queue on this side.
+// registration, reports an overrun of a completion queue, delivers a remote completion twice or too late,
+// says that a write has failed, or keeps writes waiting in a queue on this side.
 #include <dlfcn.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
@@ -9,6 +9,7 @@
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -107,9 +108,32 @@ ssize_t injectdata(fid_ep* endpoint, const void* from, std::size_t bytes, std::u
   return waiting.empty() && !asked_for("full") ? write() : queued(write);
 }
 
+// The context of a write that is said to have failed, until that is read.
+thread_local void* failed = nullptr;
+
+// Takes a write out of completions, and says that it has failed. Returns how many are left.
+ssize_t without_write(fi_cq_data_entry* entries, ssize_t got) {
+  auto* const end = entries + got;
+  auto* const write = std::find_if(
+      entries, end, [](const auto& one) { return (one.flags & FI_WRITE) != 0 && one.op_context; });
+  if (write == end || !due("write")) return got;
+  failed = write->op_context;
+  std::move(write + 1, end, write);
+  return got > 1 ? got - 1 : -FI_EAVAIL;
+}
+
+ssize_t readerr(fid_cq* queue, fi_cq_err_entry* entry, std::uint64_t flags) {
+  if (!failed) return real_of<fi_ops_cq>(&queue->fid).readerr(queue, entry, flags);
+  *entry = {};
+  entry->op_context = std::exchange(failed, nullptr);
+  entry->err = FI_ENOTCONN;
+  return 1;
+}
+
 ssize_t read(fid_cq* queue, void* buffer, std::size_t count) {
   look();
   auto* const entries = static_cast<fi_cq_data_entry*>(buffer);
+  if (failed) return -FI_EAVAIL;
   if (due("overrun")) return -FI_EOVERRUN;
   if (any && due("duplicate")) {
     entries[0] = last;
@@ -124,7 +148,7 @@ ssize_t read(fid_cq* queue, void* buffer, std::size_t count) {
   for (ssize_t i = 0; i < got; ++i)
     if ((entries[i].flags & FI_REMOTE_CQ_DATA) != 0 && (entries[i].flags & FI_WRITE) == 0)
       last = entries[i], any = true;
-  return got;
+  return got > 0 && asked_for("write") ? without_write(entries, got) : got;
 }
 
 int endpoint(fid_domain* domain, fi_info* info, fid_ep** made, void* context) {
@@ -139,7 +163,11 @@ int endpoint(fid_domain* domain, fi_info* info, fid_ep** made, void* context) {
 
 int cq_open(fid_domain* domain, fi_cq_attr* attributes, fid_cq** queue, void* context) {
   const int code = real_of<fi_ops_domain>(&domain->fid).cq_open(domain, attributes, queue, context);
-  if (code == 0) patch(&(*queue)->fid, (*queue)->ops, [](fi_ops_cq& ops) { ops.read = read; });
+  if (code == 0)
+    patch(&(*queue)->fid, (*queue)->ops, [](fi_ops_cq& ops) {
+      ops.read = read;
+      ops.readerr = readerr;
+    });
   return code;
 }
 

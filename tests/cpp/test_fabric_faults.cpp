@@ -115,6 +115,43 @@ TEST_P(Faults, StaleImmediateIsRefused) {
   });
 }
 
+// Returns what rank 0 says of a call in which a write to rank 1 has failed, while rank 1 calls `meanwhile`.
+std::string text_of_failed_write(const Communicator::Options& options, void (*ask)(const char*),
+                                 const std::function<void(Communicator&)>& meanwhile) {
+  std::string text;
+  std::barrier met(2);
+  on_ranks(2, options, [&](Communicator& comm) {
+    comm.barrier();
+    met.arrive_and_wait();
+    float x = 1;
+    if (comm.rank() == 0) {
+      ask("write");
+      text = text_of<PeerLostError>([&] { comm.all_reduce({.in = &x, .out = &x, .count = 1}); });
+    } else {
+      meanwhile(comm);
+    }
+    met.arrive_and_wait();  // until here rank 1 does not close
+  });
+  return text;
+}
+
+TEST_P(Faults, FailedWriteNamesItsPeer) {
+  const std::string text = text_of_failed_write(options(), ask, [](Communicator& comm) {
+    EXPECT_THROW(comm.barrier(), Error);  // meets rank 0's all_reduce
+  });
+  EXPECT_TRUE(has(text, "rank 1") && has(text, "does not take writes any more")) << text;
+}
+
+// A rank that has failed, and has ended since, has told why. Its peers say that, and not that it is gone.
+TEST_P(Faults, FailedWriteLetsItsPeerSayWhy) {
+  const std::string text = text_of_failed_write(options(), ask, [](Communicator& comm) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // rank 0 knows of the write by then
+    comm.abort("rank 7 has died");
+    EXPECT_THROW(comm.barrier(), Error);  // which tells the others
+  });
+  EXPECT_TRUE(has(text, "rank 7 has died")) << text;
+}
+
 // A rank may not call libfabric for long after a call. The peers must complete the call nevertheless.
 TEST_P(Faults, NoCallEndsBeforeItsNotesHaveLeft) {
   std::barrier met(2);
