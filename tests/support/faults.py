@@ -35,4 +35,5 @@ def assert_lost(outcome: ranks.Outcome, victim: int, words: str = " has died", s
 def assert_nothing_left(outcome: ranks.Outcome, marker: str) -> None:
     assert outcome.ended.code is not None, str(outcome.ended)
     assert ranks.processes_with(marker) == set()
-    assert ranks.left_in_shared_memory(marker) == set()
+    left = ranks.left_in_shared_memory(marker)
+    assert left == set(), left

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -191,15 +192,25 @@ def free_port() -> int:
 
 
 def left_in_shared_memory(marker: str, within_s: float = 10) -> set[str]:
-    """Returns files of Unisono and Open MPI in shared memory that came since `new_marker` and stay. Files of
-    other programs vanish in time, except MPICH 5.0's, which only MPI_Finalize removes.
+    """Returns files of Unisono and Open MPI in shared memory that came since `new_marker` and stay, though no
+    process has mapped them: those of tests beside this one are in use. Files of other programs vanish in
+    time, except MPICH 5.0's, which only MPI_Finalize removes.
     """
     deadline = time.monotonic() + within_s
     left = _files_in_shared_memory() - _files_before[marker]
     while left and time.monotonic() < deadline:
         time.sleep(0.1)
         left &= _files_in_shared_memory()
-    return left
+    return left - _mapped_files() if left else left
+
+
+def _mapped_files() -> set[str]:
+    """Returns the names of files in shared memory that any process has mapped."""
+    found: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # the process has ended
+            found |= set(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
+    return found
 
 
 def _files_in_shared_memory() -> set[str]:
