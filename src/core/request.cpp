@@ -21,9 +21,10 @@ constexpr std::size_t kMostBytes = std::numeric_limits<std::size_t>::max() / 4;
 }
 
 std::size_t bytes_of(const Call& call, std::size_t times) {
-  const std::size_t element = size_of(call.dtype) * times;
-  if (call.count > kMostBytes / element) too_many(call.count);
-  return call.count * element;
+  std::size_t bytes;
+  if (__builtin_mul_overflow(call.count, size_of(call.dtype) * times, &bytes) || bytes > kMostBytes)
+    too_many(call.count);
+  return bytes;
 }
 
 void check_peer(std::string_view what, int peer, int rank, int ranks, bool self) {

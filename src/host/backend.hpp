@@ -96,13 +96,12 @@ class LocalCommunicator : public Communicator::Impl {
   void run_quantised(const Request& request);
   void run_pair_on_host(Request& request, int to, int from);
   void run_parts_on_host(Request& request);
-  bool asks_for_places(const Request& request) const;
+  bool asks_for_places(const Request& request, Algorithm plain) const;
   const Plan& host_plan() const { return plans_[group_.cached()]; }
   bool may_ask_kernel(const Request& request) const {
-    return request.algorithm == Algorithm::automatic &&
-           is_direct(host_plan().choose(request.collective, request.bytes(), false));
+    return request.algorithm == Algorithm::automatic && is_direct(planned(request));
   }
-  Algorithm plain(const Request& request) const;
+  Algorithm planned(const Request& request) const;
   // Returns the program for a call that cannot be direct. Two ranks carry as much in one step as in two.
   Algorithm staged(Collective collective) const {
     return collective == Collective::all_reduce && size() == 2 ? Algorithm::one_shot

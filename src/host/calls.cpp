@@ -15,9 +15,11 @@ namespace unisono {
 void LocalCommunicator::run_on_host(Request& request) {
   if (traits_of(request.collective).by_parts()) return run_parts_on_host(request);
   Args& args = request.args;
-  host::CallWay* const way = way_of(request);
-  const bool asks = asks_for_places(request) && !(way && way->held());
-  if (!asks) request.algorithm = plain(request);
+  const Algorithm plain = planned(request);
+  const bool automatic = request.algorithm == Algorithm::automatic, copies = automatic && is_direct(plain);
+  host::CallWay* const way = copies ? way_of(request) : nullptr;
+  const bool asks = asks_for_places(request, plain) && !(way && way->held());
+  if (!asks) request.algorithm = copies ? staged(request.collective) : plain;  // direct needs places
   if (check_ && size() > 1 && !asks) compare(*this, exchange(request));
   if (args.bytes == 0 && !asks) return;
   args.stream = request.out_bytes >= group_.stream_bytes();
@@ -33,9 +35,9 @@ void LocalCommunicator::run_on_host(Request& request) {
   if (learns) way->took(!is_direct(request.algorithm), Clock::now() - met, met - began);
 }
 
-// Returns what ranks learn of such calls, alike on every rank; null: nothing.
+// Returns what ranks learn of such calls, alike on every rank; null: nothing. Requires: may_ask_kernel.
 host::CallWay* LocalCommunicator::way_of(const Request& request) {
-  const bool learns = size() > 1 && group_.learns_ways() && may_ask_kernel(request);
+  const bool learns = size() > 1 && group_.learns_ways();
   return learns ? &ways_.of(request.collective, request.bytes()) : nullptr;
 }
 
@@ -120,18 +122,18 @@ std::vector<byte*> LocalCommunicator::parts_of(const void* symmetric) const {
 }
 
 // Returns, alike on every rank, whether the ranks first exchange their buffers' places, for a direct program.
-// Large calls do if every rank may reach the buffers.
-bool LocalCommunicator::asks_for_places(const Request& request) const {
+// Large calls do if every rank may reach the buffers. plain: `planned`.
+bool LocalCommunicator::asks_for_places(const Request& request, Algorithm plain) const {
   if (size() == 1 || request.bytes() == 0) return false;
-  if (request.algorithm != Algorithm::automatic) return is_direct(request.algorithm);
-  return (symmetric_->ever() && is_direct(host_plan().choose(request.collective, request.bytes(), true))) ||
-         (group_.reaches_all() && is_direct(host_plan().choose(request.collective, request.bytes(), false)));
+  if (request.algorithm != Algorithm::automatic) return is_direct(plain);
+  return (is_direct(plain) && group_.reaches_all()) ||
+         (symmetric_->ever() && is_direct(host_plan().choose(request.collective, request.bytes(), true)));
 }
 
-Algorithm LocalCommunicator::plain(const Request& request) const {
+// Returns the algorithm that the call names, else the plan's on plain memory.
+Algorithm LocalCommunicator::planned(const Request& request) const {
   if (request.algorithm != Algorithm::automatic) return request.algorithm;
-  const Algorithm chosen = host_plan().choose(request.collective, request.bytes(), false);
-  return is_direct(chosen) ? staged(request.collective) : chosen;  // direct needs places
+  return host_plan().choose(request.collective, request.bytes(), false);
 }
 
 Place LocalCommunicator::place(const byte* at, std::size_t bytes) const {

@@ -165,6 +165,8 @@ std::size_t reduce_straight(const Dst& dst, const byte* const* srcs, int n_srcs,
 // Reduces to every destination. The first may be a source: each element is read before it is written.
 template <class T, Op op, bool kAbreast = false>
 void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
+  if (bytes < kLine && n_dsts == 1 && !dsts[0].stream)  // fewer than lanes take
+    return reduce_block<T, op>(dsts[0].at, srcs, n_srcs, 0, bytes / sizeof(T));
   alignas(64) byte result[kBlock];
   for (std::size_t at = n_dsts == 1 ? reduce_straight<T, op, kAbreast>(dsts[0], srcs, n_srcs, bytes) : 0;
        at < bytes; at += kBlock) {
