@@ -16,15 +16,16 @@ namespace {
 
 // The items of a block, one after another: a segment of a token is one.
 struct Items {
-  __device__ explicit Items(unsigned tokens) : segments(segments_of(tokens)) {
-    const unsigned all = tokens * segments;
-    const unsigned of_block = (all + warps_of_grid() - 1) / warps_of_grid() * kWarps;
+  __device__ explicit Items(unsigned tokens) : share(tokens) {
+    const unsigned all = share.items, warps = warps_of_grid();
+    const unsigned of_block = (all <= warps ? 1 : (all + warps - 1) / warps) * kWarps;
     first = min(blockIdx.x * of_block, all);
     end = min(first + of_block, all);
-    first_token = first / segments;
-    tokens_of_block = (end + segments - 1) / segments - first_token;
+    first_token = share.row_of(first);
+    tokens_of_block = share.row_of(end + share.each() - 1) - first_token;
   }
-  unsigned segments, first, end, first_token, tokens_of_block;
+  Segments share;
+  unsigned first, end, first_token, tokens_of_block;
 };
 
 // The pairs of a block's tokens, in shared memory, each [kMostOfBlock, top_k].
@@ -48,8 +49,10 @@ template <class Index>
 __device__ bool count(const Work& work, const Shares& shares, const Index* topk_idx, const Items& items,
                       const Counts& counts, std::uint32_t* before, const Pairs& pairs) {
   Tokens<Index, false> tokens(work, shares, topk_idx, 0, work.tokens);
+  const bool fails = threadIdx.x == kThreads - 1 && device::load_relaxed(&work.status->failed) != 0;
   for (unsigned c = threadIdx.x; c < counts.columns; c += kThreads) counts.own[c] = before[c] = 0;
-  if (failed(work)) return false;
+  __syncthreads();
+  const unsigned k = tokens.round.k;
   for (unsigned tile = 0; tile < work.tokens; tile += kTile)
     tokens.each(tile, [&](unsigned token, bool has, int expert) {
       const unsigned rank = tokens.rank_of(expert);
@@ -62,47 +65,50 @@ __device__ bool count(const Work& work, const Shares& shares, const Index* topk_
       if (expert >= 0) add(static_cast<unsigned>(expert));
       if (leads) add(column_of(work, static_cast<int>(rank)));
       if (token - items.first_token >= items.tokens_of_block) return;
-      const unsigned i = (token - items.first_token) * tokens.k + tokens.place;
+      const unsigned i = (token - items.first_token) * k + tokens.round.place;
       pairs.experts[i] = expert;
       pairs.ranks[i] = leads ? static_cast<std::int32_t>(rank) : kNone;
     });
-  if (__syncthreads_or(tokens.wrong) == 0) return true;
-  refuse(work, topk_idx, 0, work.tokens);
+  if (__syncthreads_or(tokens.wrong || fails) == 0) return true;
+  if (!failed(work)) refuse(work, topk_idx, 0, work.tokens);
   return false;
 }
 
-// Sets the numbers and homes of the block's pairs. A pair counts those before it: they are few.
-__device__ void place(const Work& work, const Items& items, const std::uint32_t* before, const Pairs& pairs) {
-  const auto k = static_cast<unsigned>(work.dims.top_k);
-  for (unsigned i = threadIdx.x; i < items.tokens_of_block * k; i += kThreads) {
-    const std::int32_t expert = pairs.experts[i], rank = pairs.ranks[i];
-    std::uint32_t number = expert < 0 ? 0 : before[expert];
-    std::uint32_t position = rank < 0 ? 0 : before[column_of(work, rank)];
-    for (unsigned other = 0; other < i; ++other) {
+// Sets the numbers and homes of the block's pairs. A warp counts the pairs of the rounds before its own one
+// by one: they are few.
+__device__ void place(const Work& work, const Shares& shares, const Items& items, const std::uint32_t* before,
+                      const Pairs& pairs) {
+  const Round round(work, shares);
+  for (unsigned from = warp_of_block() * round.tokens; from < items.tokens_of_block;
+       from += kWarps * round.tokens) {
+    const bool has = round.has(from, items.tokens_of_block);
+    const unsigned i = (from + round.in_round) * round.k + round.place;
+    const std::int32_t expert = has ? pairs.experts[i] : kNone, rank = has ? pairs.ranks[i] : kNone;
+    const unsigned same = Alike<4>(expert >= 0, static_cast<unsigned>(expert), shares.expert_bits).same;
+    const CopiesOfRound copies(round, rank >= 0, static_cast<unsigned>(rank), shares.rank_bits);
+    if (!has) continue;
+    std::uint32_t number = gpu::before(same) + (expert < 0 ? 0 : before[expert]);
+    std::uint32_t position = gpu::before(copies.there) + (rank < 0 ? 0 : before[column_of(work, rank)]);
+#pragma unroll 1
+    for (unsigned other = 0; other < from * round.k; ++other) {
       number += pairs.experts[other] == expert ? 1 : 0;
       position += pairs.ranks[other] == rank ? 1 : 0;
     }
     pairs.numbers[i] = static_cast<std::int32_t>(number);
-    const unsigned first = i / k * k;
-    unsigned all = 0, earlier = 0;
-    for (unsigned other = first; other < first + k; ++other) {
-      all += pairs.ranks[other] != kNone ? 1 : 0;
-      earlier += pairs.ranks[other] != kNone && pairs.ranks[other] < rank ? 1 : 0;
-    }
-    if (rank != kNone) pairs.homes[first + earlier] = Home::pack(rank, position);
-    if (i - first >= all) pairs.homes[i] = kNone;
+    if (copies.leads) pairs.homes[i - round.place + copies.earlier] = Home::pack(rank, position);
+    if (round.place >= copies.all) pairs.homes[i] = kNone;
   }
 }
 
 // Returns a token of the block. A warp calls it.
-__device__ Token token_of(const Work& work, const Counts& counts, const Rooms& rooms, const Pairs& pairs,
-                          unsigned in_block) {
+__device__ Token token_of(const Work& work, const Shares& shares, const Counts& counts, const Rooms& rooms,
+                          const Pairs& pairs, unsigned in_block) {
   const Dims& d = work.dims;
   const bool has = lane() < static_cast<unsigned>(d.top_k);
   const std::size_t at = std::size_t{in_block} * d.top_k + lane();
   Token token;
   token.expert = has ? pairs.experts[at] : kNone;
-  token.rank = token.expert < 0 ? kNone : d.rank_of(token.expert);
+  token.rank = token.expert < 0 ? kNone : static_cast<int>(shares.rank_of(token.expert));
   token.place = kNone;
   if (token.expert >= 0) {
     const std::uint32_t place = counts.base[token.expert] + static_cast<std::uint32_t>(pairs.numbers[at]) -
@@ -149,31 +155,32 @@ __global__ void __launch_bounds__(kThreads)
   if (!(dispatch.wide_index ? counted(static_cast<const std::int64_t*>(dispatch.topk_idx))
                             : counted(static_cast<const std::int32_t*>(dispatch.topk_idx))))
     return;
+  for (unsigned c = threadIdx.x; c < few.counts.columns; c += kThreads)
+    few.number(1 + c) = static_cast<std::uint16_t>(few.counts.own[c]);
+  if (threadIdx.x == 0) few.number(0) = dispatch.weights ? 1 : 0;
   const std::uint64_t phase = phase_to_come.number();
   tell_few(work, dispatch, few, phase);
-  place(work, items, before, pairs);
+  place(work, shares, items, before, pairs);
   if (!hear_few(work, dispatch, few, phase)) return;
-  __syncthreads();
-  find_first_rows(work, few);
   if (!lay_out_few(work, few, rooms)) return;
   Targets& targets = all_targets[warp_of_block()];
   for (unsigned item = items.first + warp_of_block(); item < items.end; item += kWarps) {
-    const unsigned number = item / items.segments, segment = item % items.segments;
-    const Token token = token_of(work, few.counts, rooms, pairs, number - items.first_token);
+    const unsigned number = items.share.row_of(item), segment = items.share.segment_of(item);
+    const Token token = token_of(work, shares, few.counts, rooms, pairs, number - items.first_token);
     const int count = find_targets(work, dispatch, token, targets);
     if (segment == 0) {
       keep(work, token, number);
       tell_routes(work, dispatch, token, number);
     }
-    send_rows<T, kScales>(work, dispatch, targets, count, number, segment, items.segments);
+    send_rows<T, kScales>(work, dispatch, targets, count, number, segment, items.share.each());
     __syncwarp();
   }
   __syncthreads();  // all warps have set what the tables of experts say
-  fill_tables(work, dispatch);
+  fill_tables(work, dispatch, few.sources.rows);
   clear_gaps(work, dispatch);
   tell_sent(work, dispatch);
   if (!dispatch.lands) return;
-  if (work.dims.expert_major()) land_rows(work, dispatch, targets, few.rows);
+  if (work.dims.expert_major()) land_rows(work, dispatch, targets, few.sources.rows);
   else await_rows(work);
 }
 

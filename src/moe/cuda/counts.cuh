@@ -95,6 +95,16 @@ __device__ inline void sum_ranks(const Work& work, const Counts& counts) {
   }
 }
 
+// Returns the sum of the lanes' values up to this lane.
+__device__ inline std::uint32_t sum_to(std::uint32_t value) {
+#pragma unroll
+  for (unsigned step = 1; step < 32; step *= 2) {
+    const std::uint32_t other = __shfl_up_sync(kAllLanes, value, step);
+    if (lane() >= step) value += other;
+  }
+  return value;
+}
+
 // Sets counts.begin, of which each rank's part is laid out from the part's first entry on, and adds it to the
 // bases of experts.
 template <bool kAlone = false>
@@ -107,12 +117,7 @@ __device__ inline void scan_experts(const Work& work, const Counts& counts) {
     const unsigned e = first + threadIdx.x;
     std::uint32_t rows = e < experts ? counts.all[e] : 0;
     if (alignment > 1) rows = (rows + alignment - 1) / alignment * alignment;
-    std::uint32_t sum = rows;
-#pragma unroll
-    for (unsigned step = 1; step < 32; step *= 2) {
-      const std::uint32_t other = __shfl_up_sync(kAllLanes, sum, step);
-      if (lane() >= step) sum += other;
-    }
+    const std::uint32_t sum = sum_to(rows);
     if (lane() == 31) of_warps[warp_of_block()] = sum;
     __syncthreads();
     const std::uint32_t of_warp = lane() < kWarps ? of_warps[lane()] : 0;
@@ -132,17 +137,21 @@ __device__ inline void scan_experts(const Work& work, const Counts& counts) {
 struct Rooms {
   std::uint32_t first[device::kMostRanks];   // this rank's first one
   std::uint32_t base[device::kMostRanks];    // the block's first one, among this rank's
-  std::uint32_t needed[device::kMostRanks];  // by the tokens of all ranks
+  std::uint32_t needed[device::kMostRanks];  // by the tokens of all ranks, or their pairs
 };
 
+// Sets them, each by a thread, the last one first. Returns whether a rank lacks room, for this thread.
+// Requires: experts have been scanned.
 template <bool kAlone = false>
-__device__ inline void find_rooms(const Work& work, const Counts& counts, Rooms& rooms) {
+__device__ inline bool find_rooms(const Work& work, const Counts& counts, Rooms& rooms) {
   const Dims& d = work.dims;
   const bool packed = d.layout == MoeLayout::flat;
   const auto chunks = kAlone ? 1u : static_cast<unsigned>(work.space.chunks);
   const auto ranks = kAlone ? 1u : static_cast<unsigned>(d.ranks);
+  const auto local = static_cast<unsigned>(d.local_experts);
+  bool full = false;
 #pragma unroll 1
-  for (unsigned r = threadIdx.x; r < ranks; r += kThreads) {
+  for (unsigned r = kThreads - 1 - threadIdx.x; r < ranks; r += kThreads) {
     const unsigned first = static_cast<unsigned>(d.experts) + r * chunks;
     std::uint32_t all = 0, earlier = 0, base = 0;
 #pragma unroll 1
@@ -151,29 +160,25 @@ __device__ inline void find_rooms(const Work& work, const Counts& counts, Rooms&
       if (!kAlone) earlier += counts.earlier[c];
       base += counts.base[c];
     }
+    if (d.expert_major()) all = counts.begin[(r + 1) * local] - counts.begin[r * local];
     rooms.first[r] = packed ? earlier : static_cast<std::uint32_t>(d.rank * d.max_tokens);
     rooms.base[r] = base;
     rooms.needed[r] = all;
+    full = full || all > d.capacity;
   }
+  return full && !d.drop && d.layout != MoeLayout::rank_major;
 }
 
-// Returns whether every rank has room. Otherwise the communicator fails.
-__device__ inline bool has_room(const Work& work, const Counts& counts, const Rooms& rooms) {
-  const Dims& d = work.dims;
-  if (d.drop || d.layout == MoeLayout::rank_major) return true;
+// Returns whether every rank has room. Otherwise the communicator fails. full: a rank lacks room, as any of
+// the block's threads knows. All threads of a block call it; they then know the rooms.
+__device__ inline bool has_room(const Work& work, bool full, const Rooms& rooms) {
+  if (__syncthreads_or(full) == 0) return true;
+  if (threadIdx.x > 0) return false;
   int most = 0;
-  std::uint32_t needed = 0;
-#pragma unroll 1
-  for (int r = 0; r < d.ranks; ++r) {
-    const std::uint32_t its =
-        d.expert_major() ? counts.begin[(r + 1) * d.local_experts] - counts.begin[r * d.local_experts]
-                         : rooms.needed[r];
-    if (its > needed) needed = its, most = r;
-  }
-  if (needed <= d.capacity) return true;
-  if (threadIdx.x == 0)
-    report(work, Problem::capacity, static_cast<std::uint64_t>(most), needed,
-           static_cast<std::uint32_t>(d.capacity));
+  for (int r = 1; r < work.dims.ranks; ++r)
+    if (rooms.needed[r] > rooms.needed[most]) most = r;
+  report(work, Problem::capacity, static_cast<std::uint64_t>(most), rooms.needed[most],
+         static_cast<std::uint32_t>(work.dims.capacity));
   return false;
 }
 
@@ -201,52 +206,66 @@ __device__ inline std::uint32_t describe_experts(const Work& work, const Counts&
   return dropped;
 }
 
-// Sets what the receiver is told of each source.
-__device__ inline void describe_sources(const Work& work, const std::uint32_t* tokens,
-                                        std::uint32_t dropped_pairs) {
-  const Dims& d = work.dims;
-  const auto capacity = static_cast<std::uint32_t>(d.capacity);
+// What comes from each rank, [ranks] in shared memory.
+struct Sources {
+  __device__ Sources(std::uint32_t* memory, int ranks)
+      : tokens(memory), rows(tokens + ranks), first_rows(rows + ranks) {}
+  std::uint32_t* tokens;  // for this rank
+  std::uint32_t* rows;    // for which there is room
+  std::uint32_t* first_rows;
+};
+
+// Sets where the rows of the sources' tokens go. A warp calls it.
+__device__ inline void place_sources(const Dims& d, const Sources& sources) {
+  const auto ranks = static_cast<unsigned>(d.ranks), capacity = static_cast<unsigned>(d.capacity);
   const bool packed = d.layout == MoeLayout::flat;
-  auto* const source_rows = table<std::int32_t>(work, work.space.source_rows);
-  auto* const first_rows = table<std::int32_t>(work, work.space.first_rows);
-  std::uint32_t next = 0, rows = 0, dropped = dropped_pairs;
-#pragma unroll 1
-  for (int s = 0; s < d.ranks; ++s) {
-    const std::uint32_t begin = packed ? next : static_cast<std::uint32_t>(s * d.max_tokens);
-    const std::uint32_t kept = packed ? min(tokens[s], capacity - min(begin, capacity)) : tokens[s];
-    source_rows[s] = static_cast<std::int32_t>(kept);
-    first_rows[s] = static_cast<std::int32_t>(begin);
-    next += tokens[s];
-    dropped += tokens[s] - kept;
-    if (kept > 0) rows = begin + kept;
+  std::uint32_t next = 0;
+  for (unsigned first = 0; first < ranks; first += 32) {
+    const unsigned s = first + lane();
+    const std::uint32_t its = s < ranks ? sources.tokens[s] : 0, sum = sum_to(its);
+    const std::uint32_t begin = packed ? next + sum - its : s * static_cast<std::uint32_t>(d.max_tokens);
+    next += __shfl_sync(kAllLanes, sum, 31);
+    if (s >= ranks) break;
+    sources.first_rows[s] = begin;
+    sources.rows[s] = packed ? min(its, capacity - min(begin, capacity)) : its;
   }
-  if (!d.expert_major()) *table<std::int32_t>(work, work.space.rows) = static_cast<std::int32_t>(rows);
-  *table<std::int32_t>(work, work.space.dropped) = static_cast<std::int32_t>(dropped);
+  __syncwarp();
 }
 
-// Sets all that the receiver is told. One block calls it.
-__device__ inline void describe(const Work& work, const Counts& counts, const Rooms& rooms) {
-  __shared__ std::uint32_t tokens[device::kMostRanks], dropped;
+// Sets what the receiver is told of each source. A warp calls it.
+__device__ inline void describe_sources(const Work& work, const Sources& sources,
+                                        std::uint32_t dropped_pairs) {
   const Dims& d = work.dims;
-  const auto chunks = static_cast<unsigned>(work.space.chunks);
-  const unsigned first = static_cast<unsigned>(d.experts) + static_cast<unsigned>(d.rank) * chunks;
-  const auto* const matrix = table<std::uint32_t>(work, work.space.matrix);
-  if (threadIdx.x == 0) dropped = 0;
-  for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += kThreads) {
-    std::uint32_t all = 0;
-#pragma unroll 1
-    for (unsigned c = first; c < first + chunks; ++c)
-      all += s == d.rank ? counts.own[c] : __ldcg(matrix + static_cast<unsigned>(s) * counts.columns + c);
-    tokens[s] = all;
-    table<std::int32_t>(work, work.space.first_there)[s] = static_cast<std::int32_t>(rooms.first[s]);
+  std::uint32_t end = 0, dropped = 0;
+  for (unsigned s = lane(); s < static_cast<unsigned>(d.ranks); s += 32) {
+    const std::uint32_t begin = sources.first_rows[s], rows = sources.rows[s];
+    table<std::uint32_t>(work, work.space.source_rows)[s] = rows;
+    table<std::uint32_t>(work, work.space.first_rows)[s] = begin;
+    dropped += sources.tokens[s] - rows;
+    if (rows > 0) end = begin + rows;
   }
+  __syncwarp();
+  end = __reduce_max_sync(kAllLanes, end);
+  dropped = __reduce_add_sync(kAllLanes, dropped) + dropped_pairs;
+  if (lane() > 0) return;
+  if (!d.expert_major()) *table<std::uint32_t>(work, work.space.rows) = end;
+  *table<std::uint32_t>(work, work.space.dropped) = dropped;
+}
+
+// Sets all that the receiver is told. One block calls it; its last warp knows the sources.
+__device__ inline void describe(const Work& work, const Counts& counts, const Rooms& rooms,
+                                const Sources& sources) {
+  __shared__ std::uint32_t dropped;
+  if (threadIdx.x == 0) dropped = 0;
+  for (unsigned r = threadIdx.x; r < static_cast<unsigned>(work.dims.ranks); r += kThreads)
+    table<std::uint32_t>(work, work.space.first_there)[r] = rooms.first[r];
   const std::uint32_t some = describe_experts(work, counts);
-  if (d.ranks > 1 || d.drop) {
+  if (work.dims.drop) {
     __syncthreads();
     if (some > 0) atomicAdd(&dropped, some);
     __syncthreads();
   }
-  if (threadIdx.x == 0) describe_sources(work, tokens, dropped);
+  if (in_last_warp()) describe_sources(work, sources, work.dims.drop ? dropped : 0);
 }
 
 }  // namespace unisono::moe::gpu

@@ -29,7 +29,11 @@ __device__ inline T* table(const Work& work, std::size_t offset) {
 __device__ inline Counters& counters(const Work& work) { return *mine<Counters>(work, work.space.counters); }
 
 __device__ inline unsigned lane() { return threadIdx.x % 32; }
+// Returns how many of some lanes come before this one.
+__device__ inline unsigned before(unsigned lanes) { return __popc(lanes & ((1u << lane()) - 1)); }
 __device__ inline unsigned warp_of_block() { return threadIdx.x / 32; }
+// The first warps of a block have most work, and the last one what others need not wait for.
+__device__ inline bool in_last_warp() { return threadIdx.x >= kThreads - 32; }
 __device__ inline unsigned warp_of_grid() { return blockIdx.x * (blockDim.x / 32) + warp_of_block(); }
 __device__ inline unsigned warps_of_grid() { return gridDim.x * (blockDim.x / 32); }
 

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, kScales == MoeScales::none ? 2 : 1)
     __syncwarp();
   }
   if (dispatch.first + dispatch.tokens < work.tokens) return;  // another launch follows
-  fill_tables(work, dispatch);
+  fill_tables(work, dispatch, table<std::uint32_t>(work, work.space.source_rows));
   clear_gaps(work, dispatch);
   tell_weighted(work, dispatch);
   if (work.dims.ranks == 1) return;

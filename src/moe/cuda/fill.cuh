@@ -17,8 +17,8 @@ __device__ inline void name_rows(const Work& work, unsigned expert) {
   }
 }
 
-// Sets the same of rows that belong to no expert, or to no token.
-__device__ inline void fill_rest(const Work& work) {
+// Sets the same of rows that belong to no expert, or to no token. source_rows: [ranks], of which tokens come.
+__device__ inline void fill_rest(const Work& work, const std::uint32_t* source_rows) {
   const Dims& d = work.dims;
   const std::size_t first = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const std::size_t step = std::size_t{gridDim.x} * blockDim.x;
@@ -29,24 +29,25 @@ __device__ inline void fill_rest(const Work& work) {
       table<float>(work, work.space.weights)[row] = 0.0f;
     }
   } else if (d.layout == MoeLayout::rank_major) {
-    const auto k = static_cast<std::size_t>(d.top_k);
-    const auto* const source_rows = table<std::int32_t>(work, work.space.source_rows);
-    for (std::size_t i = first; i < d.rows_held * k; i += step) {
-      const std::size_t row = i / k;
-      if (row % d.max_tokens < static_cast<std::size_t>(source_rows[row / d.max_tokens])) continue;
-      table<std::int32_t>(work, work.space.topk_idx)[i] = kNone;
-      table<float>(work, work.space.weights)[i] = 0.0f;
-    }
+    const auto k = static_cast<unsigned>(d.top_k), pairs = static_cast<unsigned>(d.max_tokens) * k;
+    auto* experts = table<std::int32_t>(work, work.space.topk_idx);
+    auto* weights = table<float>(work, work.space.weights);
+    for (int s = 0; s < d.ranks; ++s, experts += pairs, weights += pairs)
+      for (std::size_t i = source_rows[s] * k + first; i < pairs; i += step) {
+        experts[i] = kNone;
+        weights[i] = 0.0f;
+      }
   }
 }
 
 // Sets what depends on the routing alone and no token fills. What was set for a kept routing stays.
-__device__ inline void fill_tables(const Work& work, const Dispatch& dispatch) {
+__device__ inline void fill_tables(const Work& work, const Dispatch& dispatch,
+                                   const std::uint32_t* source_rows) {
   if (dispatch.routed) return;
   const auto experts = work.dims.expert_major() ? static_cast<unsigned>(work.dims.local_experts) : 0;
   for (unsigned e = warps_of_grid() - 1 - warp_of_grid(); e < experts; e += warps_of_grid())
     name_rows(work, e);  // the last warps have the fewest tokens
-  fill_rest(work);
+  fill_rest(work, source_rows);
 }
 
 // Clears the rows between those of two experts.

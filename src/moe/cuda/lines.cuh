@@ -13,6 +13,9 @@ using cuda::Packet;
 inline constexpr unsigned kLanesOfLine = 8;
 inline constexpr unsigned kLinesOfWarp = 32 / kLanesOfLine;
 inline constexpr int kStepsOfUnit = 4;  // of a warp, for the codes of a unit
+// Steps of a warp whose lines are loaded at once. kWide: rows are read and written by words of 8 bytes.
+template <bool kWide>
+inline constexpr int kStepsAtOnce = kWide ? 4 : 1;
 
 // Returns whether this lane has the last part of a line: a word, and the flag.
 __device__ inline bool ends_line() { return lane() % kLanesOfLine == kLanesOfLine - 1; }

@@ -27,12 +27,14 @@ struct Role {
   __device__ Role(const Dims& dims, const Dispatch& dispatch) : warp(spread_warp()), warps(warps_of_grid()) {
     const unsigned setters = gridDim.x / 8, copiers = gridDim.x - setters;
     if (setters == 0 || dims.expert_major() || dispatch.routed) return;
+    first_setter = copiers;
     copies = blockIdx.x < copiers;
     sets = !copies;
     warps = (copies ? copiers : setters) * kWarps;
     warp = copies ? spread_warp(blockIdx.x, copiers) : spread_warp(blockIdx.x - copiers, setters);
   }
-  unsigned warp, warps;  // this warp's number, and how many share the role
+  unsigned warp, warps;       // this warp's number, and how many share the role
+  unsigned first_setter = 0;  // block
   bool copies = true, sets = true;
 };
 
@@ -42,16 +44,26 @@ __device__ bool land_lines(const Work& work, const Incoming& row, unsigned first
                            const Payload& payload, const Targets& targets, int targets_count,
                            unsigned segment, const Segments& share) {
   const int grain = kWide ? 16 : payload.word;
+  constexpr int kAtOnce = kStepsAtOnce<kWide>;
   const Steps part(count, kLinesOfWarp, segment, share);
-  for (unsigned step = part.first; step < part.end; ++step) {
-    const unsigned line = line_of(step), w = word_of(line);
-    Packet* const places[1] = {line < count ? packet_of(row.lines, first_line + line) : nullptr};
-    Packet packets[1];
+  for (unsigned first = part.first; first < part.end; first += kAtOnce) {
+    Packet* places[kAtOnce];
+    Packet packets[kAtOnce];
+#pragma unroll
+    for (unsigned u = 0; u < kAtOnce; ++u) {
+      const unsigned line = line_of(first + u);
+      const bool has = first + u < part.end && line < count;
+      places[u] = has ? packet_of(row.lines, first_line + line) : nullptr;
+    }
     if (!take_lines(work, places, row.phase, Told::data, row.source, packets)) return false;
     for (int t = 0; t < targets_count; ++t) {
-      if (!places[0]) continue;
-      store_word(targets.at[t], w, payload.bytes, grain, packets[0].low);
-      if (!ends_line()) store_word(targets.at[t], w + 1, payload.bytes, grain, packets[0].high);
+#pragma unroll
+      for (unsigned u = 0; u < kAtOnce; ++u) {
+        if (!places[u]) continue;
+        const unsigned w = word_of(line_of(first + u));
+        store_word(targets.at[t], w, payload.bytes, grain, packets[u].low);
+        if (!ends_line()) store_word(targets.at[t], w + 1, payload.bytes, grain, packets[u].high);
+      }
     }
   }
   return true;
@@ -108,10 +120,16 @@ __device__ int find_places(const Work& work, const Dispatch& dispatch, const Few
   const Dims& d = work.dims;
   const auto k = static_cast<unsigned>(d.top_k);
   const bool weighted = few.weighted[row.source] != 0, pairs = !dispatch.routed || weighted;
+  const bool reads = pairs && (sets || (d.expert_major() && !dispatch.routed));
+  const auto first = static_cast<std::int32_t>(few.sources.first_rows[row.source] + row.position);
+  if (!d.expert_major()) {
+    if (lane() == 0) targets.of[0] = {d.rank, first};
+    if (!reads) return 1;
+  }
   std::uint64_t entry = 0;
-  if (row.source == d.rank) {
+  if (reads && row.source == d.rank) {
     entry = pair_word(work, dispatch, few, row.token, lane());
-  } else if (pairs && (sets || (d.expert_major() && !dispatch.routed))) {
+  } else if (reads) {
     const unsigned line = line_of(0);
     Packet* const places[1] = {line < pair_lines(d) ? packet_of(row.lines, line) : nullptr};
     Packet packets[1] = {};
@@ -129,9 +147,7 @@ __device__ int find_places(const Work& work, const Dispatch& dispatch, const Few
       lane() < k && !dispatch.routed && pair != kMasked && expert >= 0 && expert < d.local_experts;
   const std::uint32_t place = here ? few.starts[row.source * d.local_experts + expert] + (pair & 0xffffu) : 0;
   if (!d.expert_major()) {
-    const auto first = static_cast<std::int32_t>(few.first_rows[row.source] + row.position);
-    if (lane() == 0) targets.of[0] = {d.rank, first};
-    if (!sets || !pairs || lane() >= k) return 1;
+    if (lane() >= k) return 1;
     const std::size_t i = static_cast<std::size_t>(first) * k + lane();
     std::int32_t* const its = table<std::int32_t>(work, work.space.topk_idx) + i;
     if (!dispatch.routed) *its = here ? expert : kNone;
@@ -193,10 +209,10 @@ __device__ bool land_rows(const Work& work, const Dispatch& dispatch, const Few&
   const Dims& d = work.dims;
   unsigned rows = 0;
 #pragma unroll 1
-  for (int s = 0; s < d.ranks; ++s) rows += few.rows[s];
+  for (int s = 0; s < d.ranks; ++s) rows += few.sources.rows[s];
   const Segments share(rows, role.copies ? role.warps : rows);
   for (unsigned item = role.warp; item < share.items; item += role.warps) {
-    const RowOf which(few.rows, d.ranks, d.rank == 0 ? d.ranks - 1 : d.rank - 1, share.row_of(item));
+    const RowOf which(few.sources.rows, d.ranks, d.rank == 0 ? d.ranks - 1 : d.rank - 1, share.row_of(item));
     const Incoming row{
         .lines = mine<byte>(work, work.space.sent_of(phase)) +
                  (which.source * work.space.few_tokens + which.position) * work.space.row_lines * kLine,
@@ -213,23 +229,22 @@ __device__ bool land_rows(const Work& work, const Dispatch& dispatch, const Few&
 // kWide: rows are copied by words of 8 bytes.
 template <class T, MoeScales kScales, bool kWide>
 __global__ void __launch_bounds__(kThreads)
-    low_latency_dispatch_kernel(const __grid_constant__ Work work,
-                                const __grid_constant__ Dispatch dispatch) {
+    low_latency_dispatch_kernel(const __grid_constant__ Work work, const __grid_constant__ Dispatch dispatch,
+                                const __grid_constant__ Shares shares) {
   extern __shared__ std::uint64_t memory[];
   __shared__ Targets all_targets[kWarps];
   __shared__ Rooms rooms;
   const Few few(work, memory, work.space.few_tokens);
-  const Rounds rounds(work);
-  std::int64_t first = kNone;
+  const Rounds rounds(work, shares);
+  const std::int64_t loaded = dispatch.routed ? kNone : rounds.load(dispatch, rounds.first);
+  const Phase phase_to_come(counters(work).phases, dispatch.sends);
+  if (threadIdx.x == 0) few.number(0) = dispatch.weights ? 1 : 0;
   if (dispatch.routed) {
     load_few(work, few);
-  } else {
-    first = rounds.load(dispatch, rounds.first);
-    for (std::size_t c = threadIdx.x; c < rounds.warps * few.counts.columns; c += kThreads) few.warps[c] = 0;
+    if (failed(work)) return;
+  } else if (!count_routes(work, shares, dispatch, few, rounds, loaded)) {
+    return;
   }
-  const Phase phase_to_come(counters(work).phases, dispatch.sends);
-  if (failed(work)) return;
-  if (!dispatch.routed && !count_routes(work, dispatch, few, rounds, first)) return;
   const std::uint64_t phase = phase_to_come.number();
   if (dispatch.sends) tell_few(work, dispatch, few, phase);
   if (!dispatch.routed) {
@@ -244,17 +259,16 @@ __global__ void __launch_bounds__(kThreads)
                                   phase);
   }
   if (!dispatch.lands || !hear_few(work, dispatch, few, phase)) return;
-  __syncthreads();
   const Role role(work.dims, dispatch);
-  if (!dispatch.routed) find_first_rows(work, few);
   if (!dispatch.routed && role.sets) {
     if (!lay_out_few(work, few, rooms)) return;
-    if (blockIdx.x == gridDim.x - 1) keep_homes(work, few, rooms);
+    if (blockIdx.x == role.first_setter) keep_homes(work, few, rooms);
   }
+  __syncthreads();
   const bool landed =
       land_rows<T, kScales, kWide>(work, dispatch, few, role, all_targets[warp_of_block()], phase);
   if (__syncthreads_and(landed) == 0) return;
-  if (!dispatch.routed || dispatch.weights) fill_tables(work, dispatch);
+  if (!dispatch.routed || dispatch.weights) fill_tables(work, dispatch, few.sources.rows);
   clear_gaps(work, dispatch);
 }
 
@@ -280,7 +294,8 @@ cudaError_t low_latency_dispatch(const Work& work, const Dispatch& dispatch, int
                                  cudaStream_t stream) {
   bool wide = true;
   for (int p = 0; p < dispatch.payloads.count; ++p) wide = wide && dispatch.payloads.of[p].word == 16;
-  void* parameters[] = {const_cast<Work*>(&work), const_cast<Dispatch*>(&dispatch)};
+  Shares shares(work.dims);
+  void* parameters[] = {const_cast<Work*>(&work), const_cast<Dispatch*>(&dispatch), &shares};
   return cudaLaunchKernel(kernel_of(work.dims, wide), dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                           parameters, Few::bytes(work.dims, work.space, work.space.few_tokens), stream);
 }

@@ -3,6 +3,7 @@
 
 #include "moe/cuda/counts.cuh"
 #include "moe/cuda/lines.cuh"
+#include "moe/cuda/routes.cuh"
 
 namespace unisono::moe::gpu {
 
@@ -11,13 +12,13 @@ inline constexpr std::uint32_t kMasked = ~0u;  // of a pair without an expert
 // What a block knows, in shared memory: of this rank's tokens, then of what comes.
 struct Few {
   // A rank's message: numbers of 16 bits, first whether its tokens have weights, then its columns. It has as
-  // many as fill its lines.
-  __device__ static std::size_t numbers(const Space& space) { return space.told_lines * kWordsOfLine * 4; }
+  // many words as its lines.
+  __host__ __device__ static std::size_t words(const Space& space) { return space.told_lines * kWordsOfLine; }
   // most: tokens for which there is room.
   __host__ __device__ static std::size_t bytes(const Dims& dims, const Space& space, std::size_t most) {
     const auto ranks = static_cast<std::size_t>(dims.ranks);
     const std::size_t pairs = most * static_cast<std::size_t>(dims.top_k);
-    return ranks * space.told_lines * kWordsOfLine * 8 +
+    return (ranks + 1) * words(space) * sizeof(std::uint64_t) +
            ((kWarps + 5) * space.columns + 1 + static_cast<std::size_t>(dims.experts) + 2 * pairs +
             4 * ranks + most) *
                sizeof(std::uint32_t);
@@ -25,226 +26,216 @@ struct Few {
 
   __device__ Few(const Work& work, std::uint64_t* memory, std::size_t most)
       : told(memory),
-        warps(reinterpret_cast<std::uint32_t*>(memory +
-                                               work.dims.ranks * work.space.told_lines * kWordsOfLine)),
+        message(told + work.dims.ranks * words(work.space)),
+        warps(reinterpret_cast<std::uint32_t*>(message + words(work.space))),
         counts(work, warps + kWarps * work.space.columns, false),
         starts(counts.begin + work.dims.experts + 1),
         pairs(starts + work.dims.experts),
         homes(reinterpret_cast<std::int32_t*>(pairs + most * work.dims.top_k)),
-        tokens(reinterpret_cast<std::uint32_t*>(homes + most * work.dims.top_k)),
-        rows(tokens + work.dims.ranks),
-        first_rows(rows + work.dims.ranks),
-        weighted(first_rows + work.dims.ranks),
-        own(weighted + work.dims.ranks) {}
+        weighted(reinterpret_cast<std::uint32_t*>(homes + most * work.dims.top_k)),
+        sources(weighted + work.dims.ranks, work.dims.ranks),
+        own(sources.first_rows + work.dims.ranks),
+        stride(static_cast<unsigned>(words(work.space))) {}
+  // Returns a number of this rank's message.
+  __device__ std::uint16_t& number(unsigned i) const { return reinterpret_cast<std::uint16_t*>(message)[i]; }
+  // Returns the numbers that a rank has told.
+  __device__ const std::uint16_t* told_by(unsigned rank) const {
+    return reinterpret_cast<const std::uint16_t*>(told + rank * stride);
+  }
 
-  std::uint64_t* told;   // [ranks, numbers]
-  std::uint32_t* warps;  // [kWarps, columns]: of each warp; then of the warps before it
+  std::uint64_t* told;     // [ranks, words]
+  std::uint64_t* message;  // [words]: this rank's
+  std::uint32_t* warps;    // [kWarps, columns]: of each warp; then of the warps before it
   Counts counts;
-  std::uint32_t* starts;      // [ranks, local experts]: the first pair of each source and expert here
-  std::uint32_t* pairs;       // [most, top_k]: expert << 16 | number among this rank's for the expert
-  std::int32_t* homes;        // [most, top_k]: as Space::homes, also those for which there is no room
-  std::uint32_t* tokens;      // [ranks]: that each source has for this rank
-  std::uint32_t* rows;        // [ranks]: for which there is room
-  std::uint32_t* first_rows;  // [ranks]
-  std::uint32_t* weighted;    // [ranks]
-  std::uint32_t* own;         // [most]: those of this rank that have a copy here, by position
+  std::uint32_t* starts;    // [ranks, local experts]: the first pair of each source and expert here
+  std::uint32_t* pairs;     // [most, top_k]: expert << 16 | number among this rank's for the expert
+  std::int32_t* homes;      // [most, top_k]: as Space::homes, also those for which there is no room
+  std::uint32_t* weighted;  // [ranks]
+  Sources sources;
+  std::uint32_t* own;  // [most]: those of this rank that have a copy here, by position
+  unsigned stride;     // words of a message
 };
+
+__device__ inline unsigned lines_to_tell(const Work& work, const Dispatch& dispatch) {
+  return dispatch.routed ? 1 : static_cast<unsigned>(work.space.told_lines);
+}
 
 // Returns the column of a rank's tokens. They are one chunk.
 __device__ inline unsigned column_of(const Work& work, int rank) {
   return static_cast<unsigned>(work.dims.experts + rank * work.space.chunks);
 }
 
-// The tokens of a warp, in rounds of as many whole tokens as a warp has lanes for.
+// The tokens of a warp, in rounds.
 struct Rounds {
-  __device__ explicit Rounds(const Work& work) : tokens(work.tokens), k(work.dims.top_k) {
-    const unsigned of_round = 32 / k, all = (tokens + of_round - 1) / of_round;
-    each = max(1u, (all + kWarps - 1) / kWarps);
-    warps = (all + each - 1) / each;
-    first = min(warp_of_block() * each, all);
-    end = min(first + each, all);
-    in_round = lane() / k;
-    takes = in_round < of_round;
+  __device__ Rounds(const Work& work, const Shares& shares)
+      : round(work, shares), of_warp(round.tokens), tokens(work.tokens) {
+    while (kWarps * of_warp < tokens) of_warp += round.tokens;
+    first = min(warp_of_block() * of_warp, tokens);
+    end = min(first + of_warp, tokens);
   }
-  __device__ unsigned token(unsigned round) const { return round * (32 / k) + in_round; }
-  __device__ bool has(unsigned round) const { return takes && token(round) < tokens; }
-  __device__ std::size_t pair(unsigned round) const { return std::size_t{token(round)} * k + lane() % k; }
-  // Returns this lane's expert of a round, which may be no expert.
-  __device__ std::int64_t load(const Dispatch& dispatch, unsigned round) const {
-    if (round >= end || !has(round)) return kNone;
-    return dispatch.wide_index ? static_cast<const std::int64_t*>(dispatch.topk_idx)[pair(round)]
-                               : static_cast<const std::int32_t*>(dispatch.topk_idx)[pair(round)];
+  // Returns the warps that have tokens.
+  __device__ unsigned warps() const {
+    unsigned all = 0;
+    for (unsigned from = 0; from < tokens; from += of_warp) ++all;
+    return all;
   }
-  unsigned tokens, k, each, warps, first, end, in_round;
-  bool takes;
+  // Returns this lane's pair in the round that begins with token `from`.
+  __device__ unsigned pair(unsigned from) const { return (from + round.in_round) * round.k + round.place; }
+  // Returns its expert, which may be no expert.
+  __device__ std::int64_t load(const Dispatch& dispatch, unsigned from) const {
+    if (!round.has(from, end)) return kNone;
+    return dispatch.wide_index ? static_cast<const std::int64_t*>(dispatch.topk_idx)[pair(from)]
+                               : static_cast<const std::int32_t*>(dispatch.topk_idx)[pair(from)];
+  }
+  Round round;
+  unsigned of_warp, tokens, first, end;
 };
 
-// Returns the lanes that have this lane's number, if it has one.
-__device__ inline unsigned lanes_with(bool has, unsigned number) {
-  return __match_any_sync(kAllLanes, has ? number : 0x80000000u | lane());
-}
-__device__ inline unsigned before(unsigned lanes) { return __popc(lanes & ((1u << lane()) - 1)); }
-// Returns whether this is the first of its token's experts at that rank.
-__device__ inline bool leads(const Rounds& rounds, bool has, int rank) {
-  const unsigned lanes = lanes_with(has, rounds.in_round << 8 | static_cast<unsigned>(rank));
-  return has && before(lanes) == 0;
-}
-
-// Reads the experts into few.pairs, and counts by warps. first: what the first round has loaded. Returns
-// whether all are experts, for this thread.
-__device__ inline bool count_pairs(const Work& work, const Dispatch& dispatch, const Few& few,
-                                   const Rounds& rounds, std::int64_t first) {
+// Counts the pairs and copies by warps, and numbers those of this warp: in few.pairs and few.homes. loaded:
+// this lane's expert of the first round. Returns whether all are experts, for this thread.
+__device__ inline bool count_pairs(const Work& work, const Shares& shares, const Dispatch& dispatch,
+                                   const Few& few, const Rounds& rounds, std::int64_t loaded) {
   const Dims& d = work.dims;
   std::uint32_t* const columns = few.warps + warp_of_block() * few.counts.columns;
-  std::int64_t next = first;
   bool right = true;
-  for (unsigned round = rounds.first; round < rounds.end; ++round) {
-    const std::int64_t read = next;
-    next = rounds.load(dispatch, round + 1);
-    int expert = static_cast<int>(read);
-    if (read < -1 || read >= d.experts) {
-      report(work, Problem::index, rounds.token(round), static_cast<std::uint32_t>(read),
-             static_cast<std::uint32_t>(d.experts));
-      right = false;
-      expert = kNone;
-    }
-    const int rank = expert < 0 ? 0 : d.rank_of(expert);
-    if (rounds.has(round)) few.pairs[rounds.pair(round)] = static_cast<std::uint32_t>(expert);
-    if (expert >= 0) atomicAdd(columns + expert, 1u);
-    if (leads(rounds, expert >= 0, rank)) atomicAdd(columns + column_of(work, rank), 1u);
+  if (rounds.first < rounds.end)
+    for (unsigned c = lane(); c < few.counts.columns; c += 32) columns[c] = 0;
+  __syncwarp();
+  for (unsigned from = rounds.first; from < rounds.end; from += rounds.round.tokens) {
+    const std::int64_t read = loaded;
+    loaded = rounds.load(dispatch, from + rounds.round.tokens);
+    right = right && read >= -1 && read < d.experts;
+    const bool has = read >= 0 && read < d.experts;
+    const unsigned expert = has ? static_cast<unsigned>(read) : 0;
+    const unsigned rank = shares.rank_of(static_cast<int>(expert));
+    const unsigned same = Alike<4>(has, expert, shares.expert_bits).same;
+    const CopiesOfRound copies(rounds.round, has, rank, shares.rank_bits);
+    std::uint32_t* const of_rank = columns + column_of(work, static_cast<int>(rank));
+    const std::uint32_t number = columns[expert] + before(same), position = *of_rank + before(copies.there);
+    __syncwarp();
+    if (has && before(same) == 0) columns[expert] = number + __popc(same);
+    if (copies.leads && before(copies.there) == 0) *of_rank = position + __popc(copies.there);
+    __syncwarp();
+    const unsigned pair = rounds.pair(from), place = rounds.round.place;
+    if (!rounds.round.has(from, rounds.end)) continue;
+    few.pairs[pair] = has ? expert << 16 | number : kMasked;
+    if (copies.leads) few.homes[pair - place + copies.earlier] = Home::pack(static_cast<int>(rank), position);
+    if (place >= copies.all) few.homes[pair] = kNone;
   }
   return right;
 }
 
-// Leaves in each warp's counts those of the warps before it.
+// Leaves in each warp's counts those of the warps before it, and in the message those of all.
 __device__ inline void sum_few(const Few& few, unsigned warps) {
-  for (std::size_t c = threadIdx.x; c < few.counts.columns; c += kThreads) {
+  for (unsigned c = threadIdx.x; c < few.counts.columns; c += kThreads) {
     std::uint32_t sum = 0;
-#pragma unroll 1
+#pragma unroll 4
     for (unsigned w = 0; w < warps; ++w) {
       std::uint32_t& of_warp = few.warps[w * few.counts.columns + c];
       const std::uint32_t its = of_warp;
       of_warp = sum;
       sum += its;
     }
-    few.counts.own[c] = sum;
+    few.number(1 + c) = static_cast<std::uint16_t>(sum);
   }
 }
 
-// Returns a lane's place in its column, and counts it.
-__device__ inline std::uint32_t take_few(std::uint32_t* columns, bool has, unsigned column) {
-  const unsigned lanes = lanes_with(has, column);
-  const std::uint32_t place = has ? columns[column] + before(lanes) : 0;
-  __syncwarp();
-  if (has && before(lanes) == 0) columns[column] += __popc(lanes);
-  __syncwarp();
-  return place;
-}
-
-// Sets few.pairs and few.homes.
+// Numbers the pairs and copies of this warp among those of all.
 __device__ inline void place_pairs(const Work& work, const Few& few, const Rounds& rounds) {
-  const Dims& d = work.dims;
-  std::uint32_t* const columns = few.warps + warp_of_block() * few.counts.columns;
-  for (unsigned round = rounds.first; round < rounds.end; ++round) {
-    const bool has = rounds.has(round);
-    const int expert = has ? static_cast<int>(few.pairs[rounds.pair(round)]) : kNone;
-    const int rank = expert < 0 ? 0 : d.rank_of(expert);
-    const bool first = leads(rounds, expert >= 0, rank);
-    const std::uint32_t number = take_few(columns, expert >= 0, static_cast<unsigned>(expert));
-    const std::uint32_t position = take_few(columns, first, column_of(work, rank));
-    const int home = first ? rank : device::kMostRanks;
-    int earlier = 0, all = 0;
-#pragma unroll 1
-    for (unsigned i = 0; i < rounds.k; ++i) {
-      const int other = __shfl_sync(kAllLanes, home, static_cast<int>((rounds.in_round * rounds.k + i) % 32));
-      earlier += other < home ? 1 : 0;
-      all += other < device::kMostRanks ? 1 : 0;
-    }
-    if (!has) continue;
-    few.pairs[rounds.pair(round)] = expert < 0 ? kMasked : static_cast<std::uint32_t>(expert) << 16 | number;
-    const std::size_t row = std::size_t{rounds.token(round)} * rounds.k;
-    const unsigned place = lane() % rounds.k;
-    if (first) few.homes[row + static_cast<unsigned>(earlier)] = Home::pack(rank, position);
-    if (first && rank == d.rank) few.own[position] = rounds.token(round);
-    if (place >= static_cast<unsigned>(all)) few.homes[row + place] = kNone;
+  const std::uint32_t* const columns = few.warps + warp_of_block() * few.counts.columns;
+  for (unsigned from = rounds.first; from < rounds.end; from += rounds.round.tokens) {
+    if (!rounds.round.has(from, rounds.end)) continue;
+    const unsigned pair = rounds.pair(from);
+    if (const std::uint32_t its = few.pairs[pair]; its != kMasked) few.pairs[pair] = its + columns[its >> 16];
+    const std::int32_t packed = few.homes[pair];
+    if (packed == kNone) continue;
+    const Home home(packed);
+    const std::uint32_t position =
+        columns[column_of(work, home.rank)] + static_cast<std::uint32_t>(home.position);
+    few.homes[pair] = Home::pack(home.rank, position);
+    if (home.rank == work.dims.rank) few.own[position] = from + rounds.round.in_round;
   }
 }
 
-// Counts this rank's routes. All threads of a block call it, and have the same answer: whether all experts
-// are. Requires: the warps' counts are zero.
-__device__ inline bool count_routes(const Work& work, const Dispatch& dispatch, const Few& few,
-                                    const Rounds& rounds, std::int64_t first) {
-  const bool right = count_pairs(work, dispatch, few, rounds, first);
-  if (__syncthreads_and(right) == 0) return false;
-  sum_few(few, rounds.warps);
-  __syncthreads();
+// Counts this rank's routes. All threads of a block call it, and have the same answer: whether the call goes
+// on. They meet before they read the message.
+__device__ inline bool count_routes(const Work& work, const Shares& shares, const Dispatch& dispatch,
+                                    const Few& few, const Rounds& rounds, std::int64_t loaded) {
+  const bool fails = threadIdx.x == kThreads - 1 && device::load_relaxed(&work.status->failed) != 0;
+  const bool right = count_pairs(work, shares, dispatch, few, rounds, loaded);
+  if (__syncthreads_and(right && !fails) == 0) {
+    if (failed(work)) return false;
+    if (dispatch.wide_index)
+      refuse(work, static_cast<const std::int64_t*>(dispatch.topk_idx), 0, work.tokens);
+    else refuse(work, static_cast<const std::int32_t*>(dispatch.topk_idx), 0, work.tokens);
+    return false;
+  }
+  sum_few(few, rounds.warps());
   return true;
 }
 
 // Tells every rank, also this one, what this rank has counted, and that it has begun the phase.
 __device__ inline void tell_few(const Work& work, const Dispatch& dispatch, const Few& few,
                                 std::uint64_t phase) {
-  const Dims& d = work.dims;
-  const unsigned lines = dispatch.routed ? 1 : static_cast<unsigned>(work.space.told_lines);
-  const auto number = [&](unsigned i) -> std::uint64_t {
-    if (i == 0) return dispatch.weights ? 1 : 0;
-    return !dispatch.routed && i <= few.counts.columns ? few.counts.own[i - 1] : 0;
-  };
-  const auto word = [&](unsigned w) {
-    return number(4 * w) | number(4 * w + 1) << 16 | number(4 * w + 2) << 32 | number(4 * w + 3) << 48;
-  };
-  for (unsigned i = blockIdx.x; i < static_cast<unsigned>(d.ranks); i += gridDim.x) {
-    const int peer =
-        static_cast<int>((static_cast<unsigned>(d.rank) + 1 + i) % static_cast<unsigned>(d.ranks));
-    byte* const there =
-        at<byte>(work, peer, work.space.told_of(phase)) + d.rank * work.space.told_lines * kLine;
+  const auto ranks = static_cast<unsigned>(work.dims.ranks), rank = static_cast<unsigned>(work.dims.rank);
+  const unsigned lines = lines_to_tell(work, dispatch);
+  for (unsigned i = blockIdx.x; i < ranks; i += gridDim.x) {
+    const unsigned peer = rank + 1 + i < ranks ? rank + 1 + i : rank + 1 + i - ranks;
+    byte* const there = at<byte>(work, static_cast<int>(peer), work.space.told_of(phase)) +
+                        rank * static_cast<unsigned>(work.space.told_lines * kLine);
     for (unsigned step = warp_of_block(); step * kLinesOfWarp < lines; step += kWarps) {
       const unsigned line = line_of(step), w = word_of(line);
-      const Packet packet{word(w), ends_line() ? phase : word(w + 1)};
       __syncwarp();
-      if (line < lines) cuda::store_packet(packet_of(there, line), packet);
+      if (line < lines)
+        cuda::store_packet(packet_of(there, line),
+                           {few.message[w], ends_line() ? phase : few.message[w + 1]});
     }
   }
 }
 
-// Waits for what all ranks tell. All threads of a block call it, and have the same answer.
+// Waits for what all ranks tell. The last warp then knows where each source's rows go here, as the block does
+// once it has met. All threads of a block call it, and have the same answer.
 __device__ inline bool hear_few(const Work& work, const Dispatch& dispatch, const Few& few,
                                 std::uint64_t phase) {
   const auto ranks = static_cast<unsigned>(work.dims.ranks);
-  const unsigned lines = dispatch.routed ? 1 : static_cast<unsigned>(work.space.told_lines);
+  const unsigned lines = lines_to_tell(work, dispatch), steps = (lines + kLinesOfWarp - 1) / kLinesOfWarp;
+  const auto words_of_source = static_cast<unsigned>(work.space.told_lines * kWordsOfLine);
   bool heard = true;
-  for (unsigned step = warp_of_block(); step * kLinesOfWarp < ranks * lines && heard; step += kWarps) {
-    const unsigned i = line_of(step);
-    const bool has = i < ranks * lines;
-    const unsigned source = has ? i / lines : 0, line = i % lines;
-    byte* const lines_of_source =
-        mine<byte>(work, work.space.told_of(phase)) + source * work.space.told_lines * kLine;
-    Packet* const places[1] = {has ? packet_of(lines_of_source, line) : nullptr};
+  for (unsigned source = 0, step = warp_of_block(); heard; step += kWarps) {
+    for (; step >= steps; step -= steps) ++source;
+    if (source >= ranks) break;
+    const unsigned line = line_of(step);
+    byte* const told = mine<byte>(work, work.space.told_of(phase)) +
+                       source * static_cast<unsigned>(work.space.told_lines * kLine);
+    Packet* const places[1] = {line < lines ? packet_of(told, line) : nullptr};
     Packet packets[1];
     heard = take_lines(work, places, phase, Told::begun, static_cast<int>(source), packets);
-    if (!has || !heard) continue;
-    std::uint64_t* const words = few.told + source * work.space.told_lines * kWordsOfLine + word_of(line);
+    if (!places[0] || !heard) continue;
+    std::uint64_t* const words = few.told + source * words_of_source + word_of(line);
     words[0] = packets[0].low;
     if (!ends_line()) words[1] = packets[0].high;
   }
   if (__syncthreads_and(heard) == 0) return false;
-  for (unsigned s = threadIdx.x; s < ranks; s += kThreads) {
-    few.weighted[s] = static_cast<std::uint32_t>(few.told[s * work.space.told_lines * kWordsOfLine] & 1);
+  if (!in_last_warp()) return true;
+  for (unsigned s = lane(); s < ranks; s += 32) {
+    few.weighted[s] = few.told_by(s)[0];
     if (blockIdx.x == 0) table<std::uint32_t>(work, work.space.weighted)[s] = few.weighted[s];
+    if (!dispatch.routed) few.sources.tokens[s] = few.told_by(s)[1 + column_of(work, work.dims.rank)];
   }
+  if (dispatch.routed) return true;
+  __syncwarp();
+  place_sources(work.dims, few.sources);
   return true;
 }
 
-// Sums what the ranks have told.
+// Sums what the ranks have told. A thread has the same experts in scan_experts.
 __device__ inline void sum_told(const Work& work, const Few& few) {
   const Dims& d = work.dims;
-  const auto* const numbers = reinterpret_cast<const std::uint16_t*>(few.told);
-  const std::size_t stride = Few::numbers(work.space);
-  for (std::size_t c = threadIdx.x; c < few.counts.columns; c += kThreads) {
+  for (unsigned c = threadIdx.x; c < few.counts.columns; c += kThreads) {
     std::uint32_t sum = 0, earlier = 0;
-#pragma unroll 1
+#pragma unroll 2
     for (int s = 0; s < d.ranks; ++s) {
-      const std::uint32_t its = numbers[s * stride + 1 + c];
+      const std::uint32_t its = few.told_by(static_cast<unsigned>(s))[1 + c];
       earlier += s < d.rank ? its : 0;
       sum += its;
     }
@@ -254,68 +245,31 @@ __device__ inline void sum_told(const Work& work, const Few& few) {
   }
 }
 
-// Sets where each source's rows go here. All threads of a block call it.
-__device__ inline void find_first_rows(const Work& work, const Few& few) {
-  const Dims& d = work.dims;
-  const auto* const numbers = reinterpret_cast<const std::uint16_t*>(few.told);
-  for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += kThreads)
-    few.tokens[s] = numbers[s * Few::numbers(work.space) + 1 + column_of(work, d.rank)];
-  __syncthreads();
-  const auto capacity = static_cast<std::uint32_t>(d.capacity);
-  const bool packed = d.layout == MoeLayout::flat;
-  for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += kThreads) {
-    std::uint32_t begin = packed ? 0 : static_cast<std::uint32_t>(s * d.max_tokens);
-    if (packed)
-#pragma unroll 1
-      for (int i = 0; i < s; ++i) begin += few.tokens[i];
-    few.first_rows[s] = begin;
-    few.rows[s] = packed ? min(few.tokens[s], capacity - min(begin, capacity)) : few.tokens[s];
-    if (d.layout == MoeLayout::rank_major)  // the same of all blocks, which read it
-      table<std::int32_t>(work, work.space.source_rows)[s] = static_cast<std::int32_t>(few.rows[s]);
-  }
-  __syncthreads();
-}
-
 // Sets where each source's pairs go here. Requires: experts have been scanned.
 __device__ inline void find_starts(const Work& work, const Few& few) {
   const Dims& d = work.dims;
-  const auto* const numbers = reinterpret_cast<const std::uint16_t*>(few.told);
-  const std::size_t stride = Few::numbers(work.space);
-  const int first = d.first_expert();
-  for (int e = static_cast<int>(threadIdx.x); e < d.local_experts; e += kThreads) {
+  const auto first = static_cast<unsigned>(d.first_expert()), local = static_cast<unsigned>(d.local_experts);
+  for (unsigned e = threadIdx.x; e < local; e += kThreads) {
     std::uint32_t next = few.counts.begin[first + e] - few.counts.begin[first];
-#pragma unroll 1
-    for (int s = 0; s < d.ranks; ++s) {
-      few.starts[s * d.local_experts + e] = next;
-      next += numbers[s * stride + 1 + static_cast<std::size_t>(first + e)];
+#pragma unroll 2
+    for (unsigned s = 0; s < static_cast<unsigned>(d.ranks); ++s) {
+      few.starts[s * local + e] = next;
+      next += few.told_by(s)[1 + first + e];
     }
   }
 }
 
-// Finds out where all that comes belongs, and sets the tables of it. All threads of a block call it, after
-// find_first_rows, and have the same answer: whether all ranks have room.
+// Finds out where all that comes belongs, and sets the tables of it. All threads of a block call it, and have
+// the same answer: whether all ranks have room.
 __device__ inline bool lay_out_few(const Work& work, const Few& few, Rooms& rooms) {
   const Dims& d = work.dims;
   sum_told(work, few);
-  __syncthreads();
   scan_experts(work, few.counts);
-  __syncthreads();
-  find_rooms(work, few.counts, rooms);
+  const bool full = find_rooms(work, few.counts, rooms);
   find_starts(work, few);
-  __syncthreads();
-  if (!has_room(work, few.counts, rooms)) return false;
-  if (blockIdx.x != gridDim.x - 1) {
-    if (d.expert_major()) describe_experts(work, few.counts);  // the same of all blocks, which read it
-    return true;
-  }
-  __shared__ std::uint32_t dropped;
-  if (threadIdx.x == 0) dropped = 0;
-  __syncthreads();
-  if (const std::uint32_t some = describe_experts(work, few.counts); some > 0) atomicAdd(&dropped, some);
-  __syncthreads();
-  if (threadIdx.x == 0) describe_sources(work, few.tokens, dropped);
-  for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += kThreads)
-    table<std::int32_t>(work, work.space.first_there)[r] = static_cast<std::int32_t>(rooms.first[r]);
+  if (!has_room(work, full, rooms)) return false;
+  if (blockIdx.x == gridDim.x - 1) describe(work, few.counts, rooms, few.sources);
+  else if (d.expert_major()) describe_experts(work, few.counts);  // the same of all blocks, which read it
   return true;
 }
 
@@ -329,16 +283,16 @@ __device__ inline bool fits(const Dims& d, const Rooms& rooms, std::int32_t pack
 // Keeps the homes of all tokens in the slot.
 __device__ inline void keep_homes(const Work& work, const Few& few, const Rooms& rooms) {
   const auto k = static_cast<unsigned>(work.dims.top_k);
+  auto* const kept = table<std::int32_t>(work, work.space.homes);
+  if (!work.dims.drop) {  // there is room for all
+    for (unsigned i = threadIdx.x; i < work.tokens * k; i += kThreads) kept[i] = few.homes[i];
+    return;
+  }
   for (unsigned token = threadIdx.x; token < work.tokens; token += kThreads) {
-    auto* const kept = table<std::int32_t>(work, work.space.homes) + std::size_t{token} * k;
-    unsigned next = 0;
-#pragma unroll 1
-    for (unsigned i = 0; i < k; ++i) {
-      const std::int32_t packed = few.homes[std::size_t{token} * k + i];
-      if (packed == kNone) break;
-      if (fits(work.dims, rooms, packed)) kept[next++] = packed;
-    }
-    while (next < k) kept[next++] = kNone;
+    unsigned next = token * k, end = next + k;
+    for (unsigned i = next; i < end && few.homes[i] != kNone; ++i)
+      if (fits(work.dims, rooms, few.homes[i])) kept[next++] = few.homes[i];
+    while (next < end) kept[next++] = kNone;
   }
 }
 
@@ -346,8 +300,9 @@ __device__ inline void keep_homes(const Work& work, const Few& few, const Rooms&
 __device__ inline void load_few(const Work& work, const Few& few) {
   const Dims& d = work.dims;
   for (int s = static_cast<int>(threadIdx.x); s < d.ranks; s += kThreads) {
-    few.rows[s] = static_cast<std::uint32_t>(table<std::int32_t>(work, work.space.source_rows)[s]);
-    few.first_rows[s] = static_cast<std::uint32_t>(table<std::int32_t>(work, work.space.first_rows)[s]);
+    few.sources.rows[s] = static_cast<std::uint32_t>(table<std::int32_t>(work, work.space.source_rows)[s]);
+    few.sources.first_rows[s] =
+        static_cast<std::uint32_t>(table<std::int32_t>(work, work.space.first_rows)[s]);
   }
   for (std::size_t i = threadIdx.x; i < std::size_t{work.tokens} * d.top_k; i += kThreads) {
     const std::int32_t packed = table<std::int32_t>(work, work.space.homes)[i];

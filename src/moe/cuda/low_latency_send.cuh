@@ -50,15 +50,21 @@ struct Outgoing {
 };
 
 // Sends a segment of lines, of which `word` gives the words.
-template <class Word>
+template <int kAtOnce, class Word>
 __device__ inline void send_lines(const Outgoing& row, unsigned first_line, unsigned count, unsigned segment,
                                   const Segments& share, const Word& word) {
   const Steps part(count, kLinesOfWarp, segment, share);
-  for (unsigned step = part.first; step < part.end; ++step) {
-    const unsigned line = line_of(step), w = word_of(line), lines[1] = {first_line + line};
-    Packet packets[1] = {};
-    if (line < count) packets[0] = {word(w), ends_line() ? row.phase : word(w + 1)};
-    row.store(lines, packets, [&](int) { return line < count; });
+  for (unsigned first = part.first; first < part.end; first += kAtOnce) {
+    const auto has = [&](unsigned u) { return first + u < part.end && line_of(first + u) < count; };
+    unsigned lines[kAtOnce];
+    Packet packets[kAtOnce] = {};
+#pragma unroll
+    for (unsigned u = 0; u < kAtOnce; ++u) {
+      const unsigned line = line_of(first + u), w = word_of(line);
+      lines[u] = first_line + line;
+      if (has(u)) packets[u] = {word(w), ends_line() ? row.phase : word(w + 1)};
+    }
+    row.store(lines, packets, has);
   }
 }
 
@@ -180,8 +186,9 @@ __device__ inline void send_row(const Work& work, const Dispatch& dispatch, cons
       line += unit_lines(d);
     } else {
       const byte* const from = payload.from + std::size_t{token} * payload.bytes;
-      send_lines(row, line, payload_lines(dispatch, p), segment, share,
-                 [&](unsigned w) { return load_word(from, w, payload.bytes, kWide ? 16 : payload.word); });
+      send_lines<kStepsAtOnce<kWide>>(row, line, payload_lines(dispatch, p), segment, share, [&](unsigned w) {
+        return load_word(from, w, payload.bytes, kWide ? 16 : payload.word);
+      });
       line += payload_lines(dispatch, p);
     }
   }

@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   RowBuffer::drain();
   if (fails) return;
-  if (!dispatch.routed) fill_rest(work);
+  if (!dispatch.routed) fill_rest(work, table<std::uint32_t>(work, work.space.source_rows));
   clear_gaps(work, dispatch);
   tell_weighted(work, dispatch);
 }

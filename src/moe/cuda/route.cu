@@ -110,23 +110,6 @@ __device__ __noinline__ std::uint32_t pairs_of(const Index* indices, unsigned co
   return pairs;
 }
 
-// Lists a token's copies, by rank. kept: the lane's copy is listed. Lanes of one rank have the same copy.
-template <class Tokens>
-__device__ void list_homes(const Tokens& tokens, std::int32_t* homes, bool has, bool kept, unsigned rank,
-                           std::uint32_t position) {
-  int all = 0, before = 0;  // copies of the token, and those at ranks before this lane's
-  for (unsigned first = 0; first < static_cast<unsigned>(tokens.work.dims.ranks); first += 32) {
-    const unsigned mine = kept && rank / 32 == first / 32 ? 1u << rank % 32 : 0;
-    unsigned set = 0;
-    for (unsigned i = 0; i < tokens.k; ++i)
-      set |= __shfl_sync(kAllLanes, mine, static_cast<int>(tokens.in_round * tokens.k + i));
-    all += __popc(set);
-    if (rank >= first) before += __popc(rank - first < 32 ? set & ((1u << (rank - first)) - 1) : set);
-  }
-  if (has && kept) homes[before] = Home::pack(static_cast<int>(rank), position);
-  if (has && static_cast<int>(tokens.place) >= all) homes[tokens.place] = kNone;
-}
-
 // Writes where each token and each pair of a tile goes. twice: some token names an expert more than once.
 template <bool kAlone, class Tokens>
 __device__ void place(Tokens& tokens, const Marks& marks, const Counts& counts, const Rooms& rooms,
@@ -146,21 +129,25 @@ __device__ void place(Tokens& tokens, const Marks& marks, const Counts& counts, 
     const unsigned i = marks.at(row, in_tile), j = marks.at(static_cast<unsigned>(d.experts) + rank, in_tile);
     std::uint32_t pair = counts.base[row] + marks.before[i];
     if (twice && expert >= 0 && marks.twice(row, in_tile))
-      pair += pairs_of(tokens.at(token - in_tile % 32), in_tile % 32 * tokens.k + tokens.place, expert);
+      pair += pairs_of(tokens.at(token - in_tile % 32), in_tile % 32 * tokens.round.k + tokens.round.place,
+                       expert);
     else pair += __popc(marks.bits[i] & below);
     if (!kAlone) pair -= counts.begin[rank * static_cast<unsigned>(d.local_experts)];
     const std::uint32_t position = rooms.base[rank] + marks.before[j] + __popc(marks.bits[j] & below);
     const bool kept = expert >= 0 && rooms.first[rank] + position < room_of_tokens;
-    const std::size_t at = std::size_t{token} * tokens.k + tokens.place;
+    const std::size_t at = std::size_t{token} * tokens.round.k + tokens.round.place;
     if (has) {
       experts[at] = expert;
       places[at] = expert >= 0 && pair < room_of_pairs ? static_cast<std::int32_t>(pair) : kNone;
     }
     if constexpr (kAlone) {
-      const bool any = (__ballot_sync(kAllLanes, kept) & tokens.its) != 0;
-      if (has) homes[at] = any && tokens.place == 0 ? Home::pack(0, position) : kNone;
+      const bool any = (__ballot_sync(kAllLanes, kept) & tokens.round.its) != 0;
+      if (has) homes[at] = any && tokens.round.place == 0 ? Home::pack(0, position) : kNone;
     } else {
-      list_homes(tokens, homes + std::size_t{token} * tokens.k, has, kept, rank, position);
+      const CopiesOfRound copies(tokens.round, kept, rank, tokens.shares.rank_bits);
+      if (copies.leads)
+        homes[at - tokens.round.place + copies.earlier] = Home::pack(static_cast<int>(rank), position);
+      if (has && tokens.round.place >= copies.all) homes[at] = kNone;
     }
   });
 }
@@ -178,9 +165,30 @@ __device__ bool exchange(const Work& work, const Counts& counts, Rooms& rooms, s
     sum_ranks(work, counts);
     __syncthreads();
   }
-  find_rooms<kAlone>(work, counts, rooms);
   scan_experts<kAlone>(work, counts);
-  return has_room(work, counts, rooms);
+  return has_room(work, find_rooms<kAlone>(work, counts, rooms), rooms);
+}
+
+// Sets all that this rank is told of what comes. One block calls it.
+__device__ void tell_receiver(const Work& work, const Counts& counts, const Rooms& rooms) {
+  __shared__ std::uint32_t memory[3 * device::kMostRanks];
+  const auto ranks = static_cast<unsigned>(work.dims.ranks), rank = static_cast<unsigned>(work.dims.rank);
+  const Sources sources(memory, work.dims.ranks);
+  if (in_last_warp()) {
+    const auto chunks = static_cast<unsigned>(work.space.chunks);
+    const unsigned first = static_cast<unsigned>(work.dims.experts) + rank * chunks;
+    const auto* const matrix = table<std::uint32_t>(work, work.space.matrix);
+    for (unsigned s = lane(); s < ranks; s += 32) {
+      std::uint32_t all = 0;
+#pragma unroll 1
+      for (unsigned c = first; c < first + chunks; ++c)
+        all += s == rank ? counts.own[c] : __ldcg(matrix + s * counts.columns + c);
+      sources.tokens[s] = all;
+    }
+    __syncwarp();
+    place_sources(work.dims, sources);
+  }
+  describe(work, counts, rooms, sources);
 }
 
 // The last block of several has no tokens: it tells the receiver what comes, while the others place.
@@ -232,7 +240,7 @@ __global__ void __launch_bounds__(kThreads)
     if (placing) break;
     if (!exchange<kAlone>(work, counts, rooms, dispatch)) return;
   }
-  if (blockIdx.x == gridDim.x - 1) describe(work, counts, rooms);
+  if (blockIdx.x == gridDim.x - 1) tell_receiver(work, counts, rooms);
 }
 
 template <class Index>
