@@ -41,7 +41,7 @@ def python(code: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     [
         (1, []),
         (2, ["torch_backend_programs:sharded", "torch_training:quick"]),
-        (3, ["torch_backend_programs:groups", "torch_backend_programs:ddp"]),
+        (3, [f"torch_backend_programs:{name}" for name in ("groups", "ddp", "without_work")]),
     ],
     ids=["1", "2", "3"],
 )

@@ -246,7 +246,7 @@ class Backend final : public Routes {
   Ptr<c10d::Work> gather_tensors(at::TensorList outputs, at::TensorList inputs, const How& how, OpType type) {
     TORCH_CHECK(outputs.size() == inputs.size(), "unisono: all_gather needs as many outputs as inputs.");
     for (std::size_t i = 0; i < inputs.size(); ++i) check_alike(outputs[i], inputs[i], size_, "all_gather");
-    return begin(type, "unisono:all_gather", how, inputs, outputs.vec(), [&](Steps& call) {
+    return begin(type, "unisono:all_gather", how, inputs, outputs, [&](Steps& call) {
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         const at::Tensor to = written(call, outputs[i]);
         const at::Tensor from =
@@ -266,7 +266,7 @@ class Backend final : public Routes {
     TORCH_CHECK(outputs.size() == inputs.size(), "unisono: reduce_scatter needs as many outputs as inputs.");
     for (std::size_t i = 0; i < inputs.size(); ++i)
       check_alike(inputs[i], outputs[i], size_, "reduce_scatter");
-    return begin(type, "unisono:reduce_scatter", opts, inputs, outputs.vec(), [&](Steps& call) {
+    return begin(type, "unisono:reduce_scatter", opts, inputs, outputs, [&](Steps& call) {
       for (std::size_t i = 0; i < inputs.size(); ++i)
         scatter_sums(call, outputs[i], inputs[i], *sum_of(inputs[i], opts.reduceOp));
     });

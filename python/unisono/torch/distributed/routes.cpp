@@ -1,5 +1,7 @@
 #include "routes.hpp"
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include <cstdio>
 #include <cstdlib>
 
@@ -109,18 +111,27 @@ Ptr<c10d::Backend> Routes::by_nccl(const char* what, const std::string& why) {
 }
 
 Ptr<c10d::Work> Routes::begin(OpType type, const char* title, const How& how, at::TensorList inputs,
-                              Tensors outputs, Body body, std::shared_ptr<Gpu> gpu) {
-  const at::TensorList some = inputs.empty() ? at::TensorList(outputs) : inputs;
+                              at::TensorList outputs, Body body, std::shared_ptr<Gpu> gpu) {
+  const at::TensorList some = inputs.empty() ? outputs : inputs;
   if (!gpu && !some.empty() && some[0].is_cuda()) gpu = gpus_->all(some[0].device());
   const uint64_t number = ++calls_made_;
   if (gpu) {
     auto work =
-        c10::make_intrusive<GpuWork>(gpu, rank_, type, title, inputs, std::move(outputs), number, how.async);
+        c10::make_intrusive<GpuWork>(gpu, rank_, type, title, inputs, outputs.vec(), number, how.async);
     work->start(body);
     return joined(work);
   }
-  auto work = c10::make_intrusive<CallWork>(rank_, type, title, inputs, std::move(outputs), number,
-                                            *communicator_, how);
+  if (!how.async && !c10d::allow_inflight_collective_as_graph_input()) {
+    RECORD_USER_SCOPE_WITH_INPUTS(title, std::vector<c10::IValue>(inputs.begin(), inputs.end()));
+    by_torchs_errors([&] {
+      Steps steps(*communicator_, how);
+      body(steps);
+      steps.finish();
+    });
+    return nullptr;
+  }
+  auto work =
+      c10::make_intrusive<CallWork>(rank_, type, title, inputs, outputs.vec(), number, *communicator_, how);
   work->start(body);
   return joined(work);
 }

@@ -51,9 +51,10 @@ class Routes : public c10d::Backend {
   // communicator does. op: of a reduction.
   Ptr<c10d::Backend> elsewhere(at::TensorList tensors, const char* what, const ReduceOp* op = nullptr);
 
-  // Makes or begins a call. gpu: of tensors on a GPU; null: the group's.
+  // Begins a call, or on host memory makes it and returns null: torch takes that for a call that needs no
+  // wait, unless it registers each work. gpu: of tensors on a GPU; null: the group's.
   Ptr<c10d::Work> begin(c10d::OpType type, const char* title, const How& how, at::TensorList inputs,
-                        Tensors outputs, Body body, std::shared_ptr<Gpu> gpu = nullptr);
+                        at::TensorList outputs, Body body, std::shared_ptr<Gpu> gpu = nullptr);
 
   // Adds a call to the batch, if there is one.
   Ptr<c10d::Work> joined(Ptr<c10d::Work> work) {
