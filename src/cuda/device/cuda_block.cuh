@@ -1,5 +1,5 @@
-// The CUDA lane of up to kFewRanks ranks (of more: many_block.cuh). One thread block is one worker of its
-// rank. Block b of a rank speaks with block b of every other.
+// The CUDA lane. One thread block is one worker of its rank. Block b of a rank speaks with block b of every
+// other.
 //
 // Every thread of the block calls every verb, in the same order. Each warp waits for itself. Warps meet
 // before the block tells of what all of them have moved: at a signal, or at settle().
@@ -14,10 +14,79 @@
 #include "lane/lane.hpp"
 
 namespace unisono {
+namespace cuda {
 
-// Reduction: the operation of a move with several sources (cuda::Bytes, cuda::ByTable or cuda::Inline), or of
-// a requantise (cuda::Quantised). Messages of packets are in exchange.cuh.
-template <class Reduction>
+// A set of up to kMost peers: bit p % 32 of word p / 32. Unsigned, since nvcc 13.0 crashes at signed
+// divisions here.
+template <int kMost>
+struct PeerSet {
+  static constexpr int kWords = (kMost + 31) / 32;
+
+  __device__ PeerSet() { clear(); }
+  __device__ void clear() {
+    for (unsigned& one : words) one = 0;
+  }
+  __device__ static unsigned word(int peer) { return kWords == 1 ? 0 : static_cast<unsigned>(peer) / 32; }
+  __device__ static unsigned bit(int peer) {
+    return kWords == 1 ? static_cast<unsigned>(peer) : static_cast<unsigned>(peer) % 32;
+  }
+  __device__ void add(int peer) { words[word(peer)] |= 1u << bit(peer); }
+  __device__ bool has(int peer) const { return (words[word(peer)] >> bit(peer) & 1u) != 0; }
+  __device__ bool any() const {
+    unsigned all = 0;
+    for (const unsigned one : words) all |= one;
+    return all != 0;
+  }
+
+  unsigned words[kWords];
+};
+
+// The arrays of `sources` and `destinations`, a thread's own. They lie apart from the lane, so that its
+// members stay in registers.
+template <int kMost>
+struct BlockArrays {
+  __device__ const byte** sources() { return sources_; }
+  __device__ Dst* destinations() { return destinations_; }
+
+ private:
+  const byte* sources_[kMost];
+  Dst destinations_[kMost];
+};
+
+// Those for more ranks are a warp's, in shared memory: a thread's own would be more local memory than it has
+// by default. All threads of a warp write the same.
+template <>
+struct BlockArrays<kMaxRanks> {
+  __device__ BlockArrays() : of_warp_(arrays_of_warp()) {}
+  __device__ const byte** sources() {
+    __syncwarp();  // no thread still reads what they held
+    return of_warp_.sources;
+  }
+  __device__ Dst* destinations() {
+    __syncwarp();
+    return of_warp_.destinations;
+  }
+
+ private:
+  struct OfWarp {
+    const byte* sources[kMaxRanks];
+    Dst destinations[kMaxRanks];
+  };
+  static_assert(sizeof(OfWarp) % sizeof(uint4) == 0);
+  __device__ static OfWarp& arrays_of_warp() {
+    __shared__ uint4 of_warps[kMaxThreads / 32][sizeof(OfWarp) / sizeof(uint4)];
+    return *reinterpret_cast<OfWarp*>(of_warps[threadIdx.x / 32]);
+  }
+
+  OfWarp& of_warp_;
+};
+
+}  // namespace cuda
+
+// kMost: ranks; kFewRanks or kMaxRanks. Reduction: the operation of a move with several sources (cuda::Bytes,
+// cuda::ByTable, cuda::ByTableOfMany or cuda::Inline), or of a requantise (cuda::Quantised). Messages of
+// packets are in exchange.cuh.
+template <int kMost, class Reduction>
 class CudaBlock {
  public:
   static constexpr std::uint32_t kChunks = cuda::kChunks;
@@ -25,29 +94,26 @@ class CudaBlock {
   static constexpr bool kMulticasts = true;
   static constexpr bool kLinked = true;
 
-  // The arrays of `sources` and `destinations`. They lie apart, so that the lane's members stay in registers.
-  struct Arrays {
-    const byte* sources[cuda::kFewRanks];
-    Dst destinations[cuda::kFewRanks];
-  };
+  using Arrays = cuda::BlockArrays<kMost>;
 
   // Loads the block's counters, which the last kernel has stored; `finish` stores them again.
-  __device__ CudaBlock(const cuda::Context& context, Arrays& arrays, const Reduction& reduction)
+  __device__ CudaBlock(const cuda::ContextOf<kMost>& context, Arrays& arrays, const Reduction& reduction)
       : context_(context),
         arrays_(arrays),
         reduction_(reduction),
         warps_(static_cast<int>(blockDim.x) / 32),
         warp_(static_cast<int>(threadIdx.x) / 32),
         thread_(static_cast<int>(threadIdx.x) % 32) {
-    for (int peer = warp_; peer < size(); peer += warps_) spoken_to_ |= 1u << peer;
-    if (thread_ < size()) mine_ = *counters(thread_);
+    for (int peer = warp_; peer < size(); peer += warps_) spoken_to_.add(peer);
+    for (int w = 0; w < kWords; ++w) mine_[w] = kept(w) < size() ? *counters(kept(w)) : cuda::Counters{};
     failed_ = cuda::load_relaxed(&cuda::header(context_, rank())->failed) != 0;
   }
   __device__ void finish() {
     await();
     failed_ = __syncthreads_or(failed_) != 0;  // every warp has loaded the counters
     if (failed_) withdraw();
-    if (warp_ == 0 && thread_ < size()) *counters(thread_) = mine_;
+    for (int w = 0; w < kWords; ++w)
+      if (warp_ == 0 && kept(w) < size()) *counters(kept(w)) = mine_[w];
   }
 
   __device__ int rank() const { return context_.rank; }
@@ -99,17 +165,19 @@ class CudaBlock {
     for (int i = 1; i < size(); ++i)
       if (const int peer = peer_at(*this, i); speaks_to(peer))
         cuda::increment_relaxed(&flag(peer, slot, rank())->count);
-    if (thread_ != rank()) ++mine_.signalled[static_cast<int>(slot)];
+    for (int w = 0; w < kWords; ++w)
+      if (kept(w) != rank()) ++mine_[w].signalled[static_cast<int>(slot)];
   }
 
   // Only notes the wait. A verb that depends on it first awaits all noted waits. Each warp does so for
-  // itself, and its thread p polls for peer p, so that waits for several peers overlap.
+  // itself, and its thread p % 32 polls for peer p, so that waits for several peers overlap.
   __device__ void wait(int peer, Slot slot) {
-    if (waiting_ >> peer & 1u) await();
-    waiting_ |= 1u << peer;
-    if (thread_ != peer) return;
-    expected_ = ++mine_.awaited[static_cast<int>(slot)];
-    waits_on_ = slot;
+    if (waiting_.has(peer)) await();
+    waiting_.add(peer);
+    const unsigned w = Peers::word(peer);
+    if (kept(w) != peer) return;
+    expected_[w] = ++mine_[w].awaited[static_cast<int>(slot)];
+    waits_on_[w] = slot;
   }
   // Signals with an address, for which wait_note waits.
   __device__ void signal_note(int peer, Slot slot, byte* address) {
@@ -122,10 +190,10 @@ class CudaBlock {
     return cuda::load_relaxed(&flag(rank(), slot, peer)->address);
   }
   __device__ std::uint32_t signalled(int peer, Slot slot) const {
-    return of(peer, mine_.signalled[static_cast<int>(slot)]);
+    return of(peer, counters_of(peer).signalled[static_cast<int>(slot)]);
   }
   __device__ std::uint32_t awaited(int peer, Slot slot) const {
-    return of(peer, mine_.awaited[static_cast<int>(slot)]);
+    return of(peer, counters_of(peer).awaited[static_cast<int>(slot)]);
   }
 
   // Return chunk `index` of this rank's ring in the peer's memory, and of the peer's ring in mine.
@@ -136,9 +204,9 @@ class CudaBlock {
     return chunk(rank(), peer, index);
   }
 
-  // Return arrays of size() pointers, valid until the next such call. Each thread has its own.
-  __device__ const byte** sources() { return arrays_.sources; }
-  __device__ Dst* destinations() { return arrays_.destinations; }
+  // Return arrays of size() pointers, valid until the next such call.
+  __device__ const byte** sources() { return arrays_.sources(); }
+  __device__ Dst* destinations() { return arrays_.destinations(); }
 
   __device__ void settle() {
     await();
@@ -148,15 +216,22 @@ class CudaBlock {
   }
 
  private:
+  using Peers = cuda::PeerSet<kMost>;
+  static constexpr int kWords = Peers::kWords;
+
+  // Returns the peer whose counters this thread keeps in word w.
+  __device__ int kept(int w) const { return 32 * w + thread_; }
+
   __device__ void await() {
-    if (!waiting_) return;
+    if (!waiting_.any()) return;
     bool lost = false;
-    if (waiting_ >> thread_ & 1u && !failed_)
-      lost = !cuda::await(&flag(rank(), waits_on_, thread_)->count, expected_,
-                          cuda::Wait{context_, thread_, waits_on_});
+    for (int w = 0; w < kWords; ++w)
+      if (waiting_.words[w] >> thread_ & 1u && !failed_ && !lost)
+        lost = !cuda::await(&flag(rank(), waits_on_[w], kept(w))->count, expected_[w],
+                            cuda::WaitOf<kMost>{context_, kept(w), waits_on_[w]});
     failed_ = __any_sync(0xffffffffu, lost || failed_) != 0;
     __syncwarp();  // all of the warp may read what a thread has acquired
-    waiting_ = 0;
+    waiting_.clear();
   }
 
   // Marks the rank's results as unusable. Sets the peers' flags far back, so that no later kernel's
@@ -171,20 +246,22 @@ class CudaBlock {
   }
 
   __device__ std::uint32_t next_signal(int peer, Slot slot) {
-    const std::uint32_t count = of(peer, mine_.signalled[static_cast<int>(slot)]) + 1;
-    if (thread_ == peer) ++mine_.signalled[static_cast<int>(slot)];
+    const std::uint32_t count = signalled(peer, slot) + 1;
+    const unsigned w = Peers::word(peer);
+    if (kept(w) == peer) ++mine_[w].signalled[static_cast<int>(slot)];
     return count;
   }
 
-  // Returns thread peer's `value`. Counters are the same in every warp: its thread p keeps those of peer p.
-  template <class U>
-  __device__ static U of(int peer, U value) {
+  // Returns the value of the thread that keeps the peer's counters. They are the same in every warp: its
+  // thread p % 32 keeps those of peer p.
+  __device__ static std::uint32_t of(int peer, std::uint32_t value) {
     return __shfl_sync(0xffffffffu, value, peer);
   }
+  __device__ const cuda::Counters& counters_of(int peer) const { return mine_[Peers::word(peer)]; }
 
   // Returns whether this thread signals the peer. Peers are spread over the warps: threads of one warp would
   // wait for each other.
-  __device__ bool speaks_to(int peer) const { return thread_ == 0 && (spoken_to_ >> peer & 1u) != 0; }
+  __device__ bool speaks_to(int peer) const { return thread_ == 0 && spoken_to_.has(peer); }
 
   __device__ byte* at(int owner, std::size_t offset) const { return context_.bases[owner] + offset; }
   __device__ std::size_t pair(int writer) const {
@@ -201,17 +278,17 @@ class CudaBlock {
     return reinterpret_cast<cuda::Counters*>(at(rank(), context_.layout.counters)) + pair(peer);
   }
 
-  const cuda::Context& context_;
+  const cuda::ContextOf<kMost>& context_;
   Arrays& arrays_;
   Reduction reduction_;
   int warps_, warp_, thread_;
-  cuda::Counters mine_{};
-  unsigned spoken_to_ = 0;      // bit p: this warp sends the block's signals to peer p
-  bool failed_;                 // this warp has met a failure; the block's barriers tell the other warps
-  bool moved_ = false;          // since the last of these barriers
-  unsigned waiting_ = 0;        // bit p: a wait for peer p is noted
-  Slot waits_on_ = Slot::meet;  // the slot that this thread polls, and the count
-  std::uint32_t expected_ = 0;
+  cuda::Counters mine_[kWords];
+  Peers spoken_to_;        // the peers to which this warp sends the block's signals
+  bool failed_;            // this warp has met a failure; the block's barriers tell the other warps
+  bool moved_ = false;     // since the last of these barriers
+  Peers waiting_;          // the peers for which a wait is noted
+  Slot waits_on_[kWords];  // the slots that this thread polls, and the counts
+  std::uint32_t expected_[kWords];
 };
 
 }  // namespace unisono

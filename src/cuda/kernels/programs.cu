@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-#include "cuda/device/many_block.cuh"
+#include "cuda/device/cuda_block.cuh"
 #include "programs/list.hpp"
 #include "programs/send_recv.hpp"
 
@@ -50,7 +50,7 @@ __device__ void run_program(Lane& lane, const Args& args) {
 template <Collective collective, Algorithm algorithm, class Reduction, int kMost>
 __global__ void __launch_bounds__(kMaxThreads) program(const __grid_constant__ LaunchOf<kMost> launch) {
   follow_last_kernel();
-  using Lane = LaneOf<kMost, Reduction>;
+  using Lane = CudaBlock<kMost, Reduction>;
   typename Lane::Arrays arrays;
   Lane lane(launch.context, arrays, reduction<Reduction>(launch));
   Args args = launch.args;

@@ -1,6 +1,6 @@
 // The kernels of the quantised all_reduce.
+#include "cuda/device/cuda_block.cuh"
 #include "cuda/device/exchange.cuh"
-#include "cuda/device/many_block.cuh"
 #include "cuda/device/quantise.cuh"
 #include "cuda/device/wire_lines.cuh"
 #include "cuda/programs.hpp"
@@ -12,7 +12,7 @@ namespace {
 template <class T, class Code, int kMost>
 __global__ void __launch_bounds__(kMaxThreads) quantised(const __grid_constant__ LaunchOf<kMost> launch) {
   follow_last_kernel();
-  using Lane = LaneOf<kMost, Quantised<T, Code, kMost>>;
+  using Lane = CudaBlock<kMost, Quantised<T, Code, kMost>>;
   typename Lane::Arrays arrays;
   Lane lane(launch.context, arrays, {launch.op == Op::avg});
   ChunkChannel channel(lane);
