@@ -25,8 +25,9 @@ inline constexpr int kNormQuants = 5;
 // x. one_shot: every rank gets every row of x, and does all the rest. Not with `sharded`. two_shot: the owner
 // of a row sums it and adds the residual. Its results travel. On CPUs the owner does the rest too with
 // `quant` or `sharded`. apart: an all_reduce, then the rest; so it is between machines, and on GPUs of more
-// than 8 ranks. On GPUs one_shot and two_shot go over packets, the others over lines of 128 bytes, which need
-// NVLink.
+// than 8 ranks. The plan's two_shot_direct, on CPUs, is two_shot from array to array: in memory that the
+// ranks share, or by the kernel's copies. On GPUs one_shot and two_shot go over packets, the others over
+// lines of 128 bytes, which need NVLink.
 enum class NormAlgorithm : std::uint8_t {
   automatic,
   one_shot,

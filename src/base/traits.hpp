@@ -100,7 +100,8 @@ inline constexpr CollectiveTraits kCollectiveTraits[] = {
     {.collective = Collective::empty},
     {.collective = Collective::register_memory},
     {.collective = Collective::end_registration},
-    {.collective = Collective::all_reduce_rms_norm},
+    // Peers read x, and the results of a row from its owner.
+    {.collective = Collective::all_reduce_rms_norm, .loads = kBoth},
 };
 
 }  // namespace traits

@@ -23,7 +23,7 @@
 
 namespace unisono {
 
-class Group;
+class LocalCommunicator;
 namespace cuda {
 class Engine;
 }
@@ -165,8 +165,8 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   virtual void disagree(const std::string& text) = 0;
   // Returns a rank's number in the whole job, for the text of errors.
   virtual int number(int rank) const { return rank; }
-  // Returns the ranks of one machine with their lane, if they are all there and share memory; else null.
-  virtual Group* machine() { return nullptr; }
+  // Returns this backend if its ranks share the memory of one machine; else null.
+  virtual LocalCommunicator* machine() { return nullptr; }
   // Returns what starts kernels on this rank's GPU; null if it has none.
   virtual cuda::Engine* gpu() { return nullptr; }
   // Returns the number of the call that runs.

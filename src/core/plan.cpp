@@ -64,9 +64,10 @@ constexpr Row kTables[] = {
 };
 constexpr std::string_view kUsualCard = "NVIDIA H200";
 
-// How fused norms go (src/fused): over the host's chunks, or a GPU's packets and lines. two_shot on a GPU: an
-// all_reduce, then the rest.
+// How fused norms go (src/fused): over the host's chunks or direct, or over a GPU's packets and lines.
+// two_shot on a GPU: an all_reduce, then the rest.
 bool norms_have(Algorithm algorithm, Level level) {
+  if (algorithm == Algorithm::two_shot_direct) return level == Level::host;
   const Algorithm form = form_of(algorithm);
   if (form != Algorithm::one_shot && form != Algorithm::two_shot) return false;
   if (algorithm == Algorithm::two_shot) return true;
@@ -112,6 +113,7 @@ struct Borders {
   std::size_t push_of_pair = push;     // of send_recv
   std::size_t push_of_broadcast = push;
   std::size_t push_of_parts = push;  // of gather and scatter
+  std::size_t norm = kRest;          // of a fused norm over chunks
 
   std::size_t push_up_to(Collective collective) const {
     const CollectiveTraits& traits = traits_of(collective);
@@ -130,7 +132,7 @@ Borders borders_of(const Plan::Host& host, bool reached) {
   const bool crowded = a_core > 1;
   if (crowded && reached) {
     const std::size_t turns = 16 * kKiB * n;
-    return {.one_shot = 16 * kKiB, .push = turns, .push_of_parts = 4 * turns};
+    return {.one_shot = 16 * kKiB, .push = turns, .push_of_parts = 4 * turns, .norm = 32 * kKiB};
   }
   if (crowded) {  // the kernel's copies are fast or slow by the caller's pages, which nobody here knows
     const std::size_t most = 4096 * kKiB / (a_core * a_core);  // chunks of all ranks share a cache
@@ -142,11 +144,12 @@ Borders borders_of(const Plan::Host& host, bool reached) {
   }
   if (reached) {
     const std::size_t step = (host.cached ? 16 : 4) * kKiB;
-    return {.one_shot = 2 * step / n, .push = step, .push_of_pair = step / 2};
+    return {.one_shot = 2 * step / n, .push = step, .push_of_pair = step / 2, .norm = 8 * kKiB};
   }
   const std::size_t through = 512 * kKiB;
   // above these borders ranks learn which way is the faster one (host/call_ways.hpp)
-  if (n == 2 && host.kernel_fast) return {.one_shot = 16 * kKiB, .push = 16 * kKiB, .push_of_pair = 8 * kKiB};
+  if (n == 2 && host.kernel_fast)
+    return {.one_shot = 16 * kKiB, .push = 16 * kKiB, .push_of_pair = 8 * kKiB, .norm = 16 * kKiB};
   if (!host.cached)
     return {.one_shot = (n == 2 ? 4096 : 64 / n) * kKiB,
             .push = (n == 2 ? 64 : 32) * kKiB,
@@ -190,7 +193,8 @@ Plan Plan::of_host(const Host& host) {
     plan.add({Collective::all_reduce, symmetric, kRest, two_shot_direct});
     // two steps are faster at once, except if ranks take turns on a core
     if (host.ranks_a_core > 1) plan.add({Collective::all_reduce_rms_norm, symmetric, 32 * kKiB, one_shot});
-    plan.add({Collective::all_reduce_rms_norm, symmetric, kRest, two_shot});
+    plan.add({Collective::all_reduce_rms_norm, symmetric, up_to.norm, two_shot});
+    plan.add({Collective::all_reduce_rms_norm, symmetric, kRest, two_shot_direct});
     for (const Collective collective : pushed()) {
       const CollectiveTraits& traits = traits_of(collective);
       const bool split = traits.by_blocks() || traits.by_parts();  // into a message for each rank

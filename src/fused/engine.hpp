@@ -1,16 +1,23 @@
-// The ways to run a call: over the memory of one machine (host_norm.cpp), by the communicator's own
-// collectives (composed_norm.cpp), or on a GPU (cuda/gpu_norm.cpp).
+// The ways to run a call: over the memory of one machine, by chunks (host_norm.cpp) or from array to array
+// (direct_norm.cpp), by the communicator's own collectives (composed_norm.cpp), or on a GPU
+// (cuda/gpu_norm.cpp).
 #pragma once
 
 #include "core/backend.hpp"
 #include "fused/tail.hpp"
+#include "host/host_thread.hpp"
 
 namespace unisono::fused {
 
 // Calls come within a turn of the communicator (Impl::turn), alike on every rank, and have rows.
 //
-// Returns false if a row has no room in a piece of the lane. Nothing has been sent then, on any rank.
-bool run_on_machine(Group& group, const Task& task, bool two_steps);
+// Returns the plan's algorithm of a call on memory that is not symmetric.
+Algorithm by_plan(Communicator::Impl& impl, const Task& task);
+// Takes the way that the call or the plan names.
+void run_on_machine(LocalCommunicator& machine, const Task& task);
+// args: its inputs are the x of all ranks, its outputs their residual_out; with a sharded residual their out.
+// Requires: no quantisation.
+void run_direct(HostThread& lane, const Task& task, const Args& args);
 void run_composed(Communicator::Impl& impl, const Task& task);
 // Enqueues the call on its stream. planned: by the plan.
 void run_on_gpu(Communicator::Impl& impl, const Task& task, Algorithm planned);

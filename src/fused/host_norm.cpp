@@ -1,20 +1,21 @@
 // A call of ranks that share the memory of a machine, over the chunks of the lane.
 #include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "fused/engine.hpp"
-#include "host/group.hpp"
+#include "host/backend.hpp"
 
 namespace unisono::fused {
 namespace {
 
-// Bytes that are still in the first-level cache when they are sent.
-constexpr std::size_t kBlock = 4096;
+// Bytes that are still in the cache when they are sent.
+constexpr std::size_t kBlock = host::kAbreastFrom;
 
 class HostNorm {
  public:
-  HostNorm(Group& group, const Task& task)
-      : lane_(group.lane()),
+  HostNorm(HostThread& lane, const Task& task)
+      : lane_(lane),
         channel_(lane_),
         task_(task),
         tail_(task),
@@ -23,7 +24,6 @@ class HostNorm {
         srcs_(static_cast<std::size_t>(task.ranks)),
         dsts_(static_cast<std::size_t>(task.ranks - 1)) {
     lane_.reach_far(false);
-    lane_.mark(Asked(task).mark());
   }
 
   void one_shot();
@@ -36,11 +36,7 @@ class HostNorm {
 
  private:
   // Returns a rank's rows of the step that begins with row `begin` of its own.
-  RowRange window(int rank, std::size_t begin) const {
-    const RowRange own = task_.owned_by(rank);
-    const std::size_t before = std::min(begin, own.count);
-    return {own.first + before, std::min(rows_of_piece(), own.count - before)};
-  }
+  RowRange window(int rank, std::size_t begin) const { return task_.owned_by(rank, begin, rows_of_piece()); }
   void give(std::size_t begin);
   void sum(const RowRange& mine);
   // Appends to the results that travel to each peer.
@@ -152,17 +148,44 @@ void HostNorm::take(int peer, const RowRange& theirs) {
   channel_.release(peer);
 }
 
+// Returns the algorithm that such a call always takes; automatic: the plan's. Codes and scales go by chunks.
+Algorithm needed(LocalCommunicator& machine, const Task& task) {
+  if (task.call.algorithm == NormAlgorithm::one_shot) return Algorithm::one_shot;
+  if (task.call.algorithm == NormAlgorithm::two_shot) return Algorithm::two_shot;
+  // some rank would own no row, and one step is faster
+  if (task.call.rows < static_cast<std::size_t>(task.ranks) && !task.call.sharded) return Algorithm::one_shot;
+  if (task.call.quant == NormQuant::none) return Algorithm::automatic;
+  const Algorithm planned = by_plan(machine, task);
+  return is_direct(planned) ? Algorithm::two_shot : planned;
+}
+
+void run_by_chunks(LocalCommunicator& machine, const Task& task, Algorithm algorithm) {
+  HostNorm norm(machine.group().lane(), task);
+  if (algorithm == Algorithm::one_shot && !task.call.sharded) norm.one_shot();
+  else if (norm.rows_of_piece() > 0) norm.two_shot();
+  else run_composed(machine, task);
+}
+
 }  // namespace
 
-bool run_on_machine(Group& group, const Task& task, bool two_steps) {
-  HostNorm norm(group, task);
-  if (!two_steps) {
-    norm.one_shot();
-    return true;
+void run_on_machine(LocalCommunicator& machine, const Task& task) {
+  Group& group = machine.group();
+  group.lane().mark(Asked(task).mark());
+  const NormCall& norm = task.call;
+  if (const Algorithm algorithm = needed(machine, task); algorithm != Algorithm::automatic) {
+    group.will_move(norm.rows * task.row_bytes, algorithm);
+    return run_by_chunks(machine, task, algorithm);
   }
-  if (norm.rows_of_piece() == 0) return false;
-  norm.two_shot();
-  return true;
+  const Call call{.in = norm.x,
+                  .out = norm.sharded ? norm.out : norm.residual_out,
+                  .count = norm.rows * norm.hidden,
+                  .dtype = norm.dtype};
+  Request request(Collective::all_reduce_rms_norm, call, task.rank, task.ranks);
+  const auto program = [&] {
+    if (is_direct(request.algorithm)) run_direct(group.lane(), task, request.args);
+    else run_by_chunks(machine, task, request.algorithm);
+  };
+  machine.run_planned(request, std::ref(program));
 }
 
 }  // namespace unisono::fused

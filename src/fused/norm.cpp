@@ -5,6 +5,12 @@
 
 namespace unisono {
 namespace fused {
+
+Algorithm by_plan(Communicator::Impl& impl, const Task& task) {
+  return impl.choose(Collective::all_reduce_rms_norm, task.call.rows * task.row_bytes, false,
+                     task.call.memory, false);
+}
+
 namespace {
 
 // Fails the communicator if the ranks' calls differ.
@@ -22,21 +28,14 @@ void run_alone(const Task& task) {
   for (std::size_t row = 0; row < task.call.rows; ++row) tail.follow(row, task.x(row));
 }
 
-// Returns whether owners sum the rows. If some rank would own none, one step is faster.
-bool takes_two_steps(const Task& task, Algorithm planned) {
-  if (task.call.sharded) return true;
-  if (task.call.algorithm != NormAlgorithm::automatic) return task.call.algorithm == NormAlgorithm::two_shot;
-  return form_of(planned) == Algorithm::two_shot && task.call.rows >= static_cast<std::size_t>(task.ranks);
-}
-
 void run(Communicator::Impl& impl, host::Norm kind, const NormCall& call) {
   const Task task(kind, call, impl.rank(), impl.size());
   const bool on_gpu = call.memory == Memory::device;
   if (on_gpu) check_for_gpu(impl, task);
-  Group* const group = impl.machine();
+  LocalCommunicator* const machine = impl.machine();
   const bool planned = call.algorithm == NormAlgorithm::automatic,
              apart = call.algorithm == NormAlgorithm::apart;
-  if (!group && !planned && !apart)
+  if (!machine && !planned && !apart)
     throw UsageError(std::string(name_of(call.algorithm)) +
                      " is for ranks of one machine: leave the algorithm out.");
   if (!on_gpu &&
@@ -46,13 +45,10 @@ void run(Communicator::Impl& impl, host::Norm kind, const NormCall& call) {
   impl.turn(task.name(), [&] {
     if (impl.check() && task.ranks > 1) compare(impl, Asked(task));
     if (call.rows == 0) return;
-    const Algorithm by_plan = group && planned
-                                  ? impl.choose(Collective::all_reduce_rms_norm, call.rows * task.row_bytes,
-                                                false, call.memory, false)
-                                  : Algorithm::automatic;
-    if (on_gpu) return run_on_gpu(impl, task, by_plan);
+    if (on_gpu)
+      return run_on_gpu(impl, task, machine && planned ? by_plan(impl, task) : Algorithm::automatic);
     if (task.ranks == 1) return run_alone(task);
-    if (group && !apart && run_on_machine(*group, task, takes_two_steps(task, by_plan))) return;
+    if (machine && !apart) return run_on_machine(*machine, task);
     run_composed(impl, task);
   });
 }

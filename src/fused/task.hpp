@@ -1,6 +1,7 @@
 // A call of fused.hpp that has passed its checks, with the sizes that follow.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -23,6 +24,12 @@ struct Task {
   RowRange held;            // the rows of residual and residual_out
 
   RowRange owned_by(int owner) const { return owned_rows(call.rows, owner, ranks); }
+  // Returns at most `most` of them, from number `begin` on.
+  RowRange owned_by(int owner, std::size_t begin, std::size_t most) const {
+    const RowRange own = owned_by(owner);
+    const std::size_t before = std::min(begin, own.count);
+    return {own.first + before, std::min(most, own.count - before)};
+  }
   const byte* x(std::size_t row) const { return static_cast<const byte*>(call.x) + row * row_bytes; }
   const byte* residual(std::size_t row) const {
     return static_cast<const byte*>(call.residual) + (row - held.first) * row_bytes;

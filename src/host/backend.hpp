@@ -2,6 +2,7 @@
 // (comparing calls with the peers), calls.cpp, and parts.cpp (calls with a size for each pair of ranks).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -34,7 +35,11 @@ class LocalCommunicator : public Communicator::Impl {
     if (group_.broken()) group_.check();
   }
   bool tells_before_rest() const override { return group_.alone_in_process(); }
-  Group* machine() override { return &group_; }
+  LocalCommunicator* machine() override { return this; }
+  Group& group() { return group_; }
+  // Runs a call of all ranks beside the collectives, by request.algorithm when program() runs. A direct one
+  // reaches the inputs and outputs of request.args.
+  void run_planned(Request& request, const std::function<void()>& program);
   const Symmetric& symmetric() const { return *symmetric_; }
   std::vector<byte*> parts_of(const void* symmetric) const override;
   std::string_view kernel_copies() const override {
@@ -68,7 +73,6 @@ class LocalCommunicator : public Communicator::Impl {
   enum : std::uint32_t { kMarkOfRegistration = 1, kMarkOfEnd = 2 };
 
   int number(int rank) const override { return group_.number(rank); }
-  Group& group() { return group_; }
   Algorithm planned(const Request& request, const Args::Part& part) override;
   // Exchanges the ranks' tickets.
   std::vector<Ticket> exchange(const Request& request);
@@ -93,6 +97,13 @@ class LocalCommunicator : public Communicator::Impl {
 
   // Choose the program of a call, find its buffers, run it.
   void run_on_host(Request& request);
+  struct Choice {
+    bool asks;           // the ranks exchange places
+    host::CallWay* way;  // null: they learn nothing
+  };
+  Choice choose_program(Request& request);
+  template <class Program>
+  void run_chosen(Request& request, const Choice& choice, const Program& program);
   void run_quantised(const Request& request);
   void run_pair_on_host(Request& request, int to, int from);
   void run_parts_on_host(Request& request);

@@ -15,23 +15,42 @@ namespace unisono {
 void LocalCommunicator::run_on_host(Request& request) {
   if (traits_of(request.collective).by_parts()) return run_parts_on_host(request);
   Args& args = request.args;
-  const Algorithm plain = planned(request);
-  const bool automatic = request.algorithm == Algorithm::automatic, copies = automatic && is_direct(plain);
-  host::CallWay* const way = copies ? way_of(request) : nullptr;
-  const bool asks = asks_for_places(request, plain) && !(way && way->held());
-  if (!asks) request.algorithm = copies ? staged(request.collective) : plain;  // direct needs places
-  if (check_ && size() > 1 && !asks) compare(*this, exchange(request));
-  if (args.bytes == 0 && !asks) return;
+  const Choice choice = choose_program(request);
+  if (check_ && size() > 1 && !choice.asks) compare(*this, exchange(request));
+  if (args.bytes == 0) return;
   args.stream = request.out_bytes >= group_.stream_bytes();
   if (size() == 1) return host::copy(args.out, args.in, args.bytes);
   if (request.call->wire != Wire::exact) return run_quantised(request);
   group_.lane().prepare(request.call->dtype, request.call->op);
+  run_chosen(request, choice, [&] {
+    group_.lane().mark(request.mark());
+    unisono::run(group_.lane(), request.collective, request.algorithm, args);
+  });
+}
+
+void LocalCommunicator::run_planned(Request& request, const std::function<void()>& program) {
+  run_chosen(request, choose_program(request), program);
+}
+
+// Chooses the program of a call of all ranks, except of one whose ranks exchange places first.
+LocalCommunicator::Choice LocalCommunicator::choose_program(Request& request) {
+  const Algorithm plain = planned(request);
+  const bool copies = request.algorithm == Algorithm::automatic && is_direct(plain);
+  host::CallWay* const way = copies ? way_of(request) : nullptr;
+  const bool asks = asks_for_places(request, plain) && !(way && way->held());
+  if (!asks) request.algorithm = copies ? staged(request.collective) : plain;  // direct needs places
+  return {asks, way};
+}
+
+// Runs `program` when the ranks know which one that is. Learns from its time.
+template <class Program>
+void LocalCommunicator::run_chosen(Request& request, const Choice& choice, const Program& program) {
+  const auto [asks, way] = choice;
   const auto began = way && asks ? Clock::now() : Clock::time_point{};
   const bool learns = asks && meet_places(request, way) && way;
   const auto met = learns ? Clock::now() : Clock::time_point{};
   group_.will_move(request.bytes(), request.algorithm);
-  group_.lane().mark(request.mark());
-  unisono::run(group_.lane(), request.collective, request.algorithm, args);
+  program();
   if (learns) way->took(!is_direct(request.algorithm), Clock::now() - met, met - began);
 }
 

@@ -8,8 +8,7 @@
 namespace unisono::host {
 namespace {
 
-constexpr std::size_t kBounce = 128 << 10;  // bytes of a far source at once; a few fit the level-2 cache
-constexpr std::size_t kAround = 64 << 10;   // bytes; of a piece that goes around a crawling move
+constexpr std::size_t kAround = 64 << 10;  // bytes; of a piece that goes around a crawling move
 
 // Makes one call of the kernel. Returns how many bytes it has copied, or -1 and errno.
 ssize_t copy_once(Way way, int pid, byte* near, std::uint64_t far, std::size_t bytes) {
@@ -67,10 +66,26 @@ void Far::copy(Way way, byte* near, const byte* far, std::size_t bytes) const {
   }
 }
 
+const byte* Far::near(int index, const byte* from, std::size_t bytes) {
+  if (!is_far(from)) return from;
+  make_room(pids_.size());
+  return fetch(index, from, bytes);
+}
+
+const byte* Far::fetch(int index, const byte* from, std::size_t bytes) {
+  copy(Way::read, bounce(index), from, bytes);
+  return bounce(index);
+}
+
+void Far::make_room(std::size_t bounces) {
+  const std::size_t bytes = bounces * kNearBytes + kPage;
+  if (bounces_.size() < bytes) bounces_.resize(bytes);
+}
+
 // At the begin of a page, where a kernel's string moves do not crawl to.
 byte* Far::bounce(int index) {
   const std::size_t before = (kPage - reinterpret_cast<std::uintptr_t>(bounces_.data()) % kPage) % kPage;
-  return bounces_.data() + before + static_cast<std::size_t>(index) * kBounce;
+  return bounces_.data() + before + static_cast<std::size_t>(index) * kNearBytes;
 }
 
 void Far::move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dsts, const byte* const* srcs,
@@ -80,15 +95,14 @@ void Far::move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dst
     if (!is_far(srcs[0])) return copy(Way::write, const_cast<byte*>(srcs[0]), dsts[0].at, bytes);
     if (!is_far(dsts[0].at)) return copy(Way::read, dsts[0].at, srcs[0], bytes);
   }
-  bounces_.resize(static_cast<std::size_t>(n_srcs + 1) * kBounce + kPage);
+  make_room(static_cast<std::size_t>(n_srcs + 1));
   near_srcs_.resize(static_cast<std::size_t>(n_srcs));
   near_dsts_.clear();
-  for (std::size_t at = 0; at < bytes; at += kBounce) {
-    const std::size_t length = std::min(kBounce, bytes - at);
+  for (std::size_t at = 0; at < bytes; at += kNearBytes) {
+    const std::size_t length = std::min(kNearBytes, bytes - at);
     for (int s = 0; s < n_srcs; ++s) {
       const byte* from = srcs[s] + at;
-      if (is_far(from)) copy(Way::read, bounce(s), from, length);
-      near_srcs_[static_cast<std::size_t>(s)] = is_far(from) ? bounce(s) : from;
+      near_srcs_[static_cast<std::size_t>(s)] = is_far(from) ? fetch(s, from, length) : from;
     }
     near_dsts_.clear();
     for (int d = 0; d < n_dsts; ++d)

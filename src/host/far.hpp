@@ -36,12 +36,20 @@ class Far {
   void move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dsts, const byte* const* srcs,
             int n_srcs, std::size_t bytes);
 
+  static constexpr std::size_t kNearBytes = std::size_t{128} << 10;  // of a copy; a few fit the level-2 cache
+  // Returns where this rank reads what lies at `from`: there, or in its copy number `index`, which lasts
+  // until the next copy of that number or the next move. Requires: at most kNearBytes bytes; index is below
+  // the ranks.
+  const byte* near(int index, const byte* from, std::size_t bytes);
+
   // Copies between `near` and `at` of process `pid`. Returns whether the kernel has copied all.
   static bool try_copy(Way way, int pid, std::uint64_t at, void* near, std::size_t bytes);
 
  private:
   void copy(Way way, byte* near, const byte* far, std::size_t bytes) const;
   byte* bounce(int index);
+  void make_room(std::size_t bounces);
+  const byte* fetch(int index, const byte* from, std::size_t bytes);
 
   std::vector<int> pids_;
   std::function<void(int, int)> unreachable_;

@@ -136,6 +136,10 @@ class HostThread {
     return block / (static_cast<std::size_t>(size()) + 1) / 4096 * 4096;
   }
 
+  // As Far::near.
+  const byte* near(int index, const byte* from, std::size_t bytes) { return far_.near(index, from, bytes); }
+  static constexpr std::size_t kNearBytes = host::Far::kNearBytes;
+
   void move(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
     if (bytes == 0) return;
     if (far_operands_ && any_far(dsts, n_dsts, srcs, n_srcs))

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "host/group.hpp"
+#include "host/backend.hpp"
 #include "host/move.hpp"
 #include "moe/arrays.hpp"
 #include "moe/engine.hpp"
@@ -23,7 +23,7 @@ class HostEngine final : public Engine {
  public:
   HostEngine(Communicator::Impl& impl, const Dims& dims)
       : impl_(impl),
-        group_(*impl.machine()),
+        group_(impl.machine()->group()),
         lane_(group_.lane()),
         dims_(dims),
         places_(dims),

@@ -72,8 +72,8 @@ class NodesCommunicator::Abroad final : public Mailbox::Abroad {
 void NodesCommunicator::make_mailbox() {
   Transport::Records* const records = transport_->records();
   if (!records) return;
-  const auto& host = dynamic_cast<const LocalCommunicator&>(*local_);
-  mailbox_ = std::make_unique<Mailbox>(*local_->machine(), host.symmetric(), check_,
+  LocalCommunicator& host = *local_->machine();
+  mailbox_ = std::make_unique<Mailbox>(host.group(), host.symmetric(), check_,
                                        std::make_unique<Abroad>(*this, *records));
 }
 

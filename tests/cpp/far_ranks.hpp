@@ -31,8 +31,9 @@ inline constexpr std::size_t kLook = std::size_t{64}
                                      << 10;  // bytes of the copy that ranks time when they meet
 inline int copies, looks;                    // by the kernel, that this process has made
 inline unsigned delay_us = 0;                // of each of these copies
+inline int dies_at = -1;                     // the number of the copy before which this process ends
 
-inline constexpr int kMostRanks = 4;
+inline constexpr int kMostRanks = 5;
 inline constexpr std::size_t kRoom = std::size_t{8} << 20;
 inline constexpr std::size_t kRest = std::numeric_limits<std::size_t>::max();
 
@@ -124,9 +125,10 @@ inline void plan_direct(Communicator& comm) {
   for (const Collective collective :
        {Collective::all_reduce, Collective::reduce, Collective::broadcast, Collective::all_gather,
         Collective::gather, Collective::reduce_scatter, Collective::scatter, Collective::all_to_all,
-        Collective::all_to_all_v, Collective::send_recv})
-    plan.push_back(
-        {collective, false, kRest, collective == Collective::all_reduce ? "two_shot_direct" : "direct"});
+        Collective::all_to_all_v, Collective::send_recv, Collective::all_reduce_rms_norm}) {
+    const bool sums = collective == Collective::all_reduce || collective == Collective::all_reduce_rms_norm;
+    plan.push_back({collective, false, kRest, sums ? "two_shot_direct" : "direct"});
+  }
   Tuning(comm).set_plan(plan);
 }
 

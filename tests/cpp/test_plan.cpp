@@ -26,7 +26,7 @@ std::vector<Collective> collectives() {
 }
 
 // The collectives whose rows on the host name forms over packets, over chunks and on reached memory. send and
-// recv go by send_recv's rows. A fused norm has no buffer that others reach, and its steps are over chunks.
+// recv go by send_recv's rows. A fused norm has no form over packets.
 std::vector<Collective> with_every_form() {
   using enum Collective;
   std::vector<Collective> some = collectives();
@@ -35,17 +35,21 @@ std::vector<Collective> with_every_form() {
   return some;
 }
 
-TEST(Plan, FusedNormsGoOverChunks) {
+// Where ranks reach each other's memory, or the kernel copies fast between them.
+TEST(Plan, LargeFusedNormsGoDirectWhereThatIsFaster) {
   for (const int ranks : {1, 2, 5})
     for (const int ranks_a_core : {1, 4})
-      for (const bool symmetric : {false, true}) {
-        const Plan plan = Plan::of_host({.ranks = ranks, .ranks_a_core = ranks_a_core});
-        const auto chosen = [&](std::size_t bytes) {
-          return plan.choose(Collective::all_reduce_rms_norm, bytes, symmetric);
-        };
-        EXPECT_EQ(chosen(8), ranks_a_core > 1 ? Algorithm::one_shot : Algorithm::two_shot);
-        EXPECT_EQ(chosen(1 << 30), Algorithm::two_shot);
-      }
+      for (const bool symmetric : {false, true})
+        for (const bool kernel_fast : {false, true}) {
+          const Plan plan =
+              Plan::of_host({.ranks = ranks, .ranks_a_core = ranks_a_core, .kernel_fast = kernel_fast});
+          const auto chosen = [&](std::size_t bytes) {
+            return plan.choose(Collective::all_reduce_rms_norm, bytes, symmetric);
+          };
+          EXPECT_EQ(chosen(8), ranks_a_core > 1 ? Algorithm::one_shot : Algorithm::two_shot);
+          const bool direct = symmetric || (kernel_fast && ranks == 2 && ranks_a_core == 1);
+          EXPECT_EQ(chosen(1 << 30), direct ? Algorithm::two_shot_direct : Algorithm::two_shot);
+        }
 }
 
 TEST(Plan, ChoosesAnAlgorithmOfTheCollective) {

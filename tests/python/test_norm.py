@@ -164,6 +164,36 @@ def test_calls_that_differ(what: str, check: bool) -> None:
         assert "rank 0 called all_reduce_rms_norm of 5 x 24 f32, eps" in texts.pop()
 
 
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_symmetric_memory(size: int, sharded: bool) -> None:
+    """Rows of memory that the ranks share have the bits of plain ones, by calls apart."""
+
+    def body(comm: unisono.Communicator) -> None:
+        rows, hidden = 33, 640
+        rng = np.random.default_rng(comm.rank)
+        plain = rng.standard_normal((rows, hidden)).astype(F32)
+        residual = np.cos(np.arange(rows * hidden, dtype=F32).reshape(rows, hidden))
+        weight = np.linspace(0.5, 2, hidden, dtype=F32)
+        held = residual
+        if sharded:
+            block = -(-rows // comm.size)
+            held = residual[comm.rank * block : (comm.rank + 1) * block].copy()
+        kind = "sharded" if sharded else "replicated"
+        wanted = comm.all_reduce_rms_norm(
+            plain, held, weight, options=Options(residual=kind, algorithm="apart")
+        )
+        x, out, residual_out = (comm.empty((rows, hidden), F32) for _ in range(3))
+        x[:] = plain
+        options = Options(out=out, residual_out=residual_out[: len(held)], residual=kind)
+        for _ in range(3):
+            got = comm.all_reduce_rms_norm(x, held, weight, options=options)
+            for one, other in zip(got, wanted, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+    threads.with_threads(size, body)
+
+
 def test_closed_communicator() -> None:
     with threads.team(1) as comms:
         works(comms[0])
@@ -215,7 +245,7 @@ def test_torch_agrees_with_its_own_norms() -> None:
     threads.with_threads(3, body)
 
 
-@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "apart"])
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "apart", "symmetric"])
 def test_rank_that_dies(algorithm: str) -> None:
     marker = ranks.new_marker()
     outcome = ranks.play(3, "norm_programs:killed_inside", algorithm, env=marker)

@@ -14,11 +14,17 @@ from fault_programs import FLOATS, Meeting, attempt, wait_for_end
 
 
 def killed_inside(algorithm: str) -> dict[str, Any]:
-    """Kills rank 1 while it waits inside a fused norm. The last rank comes after the death."""
+    """Kills rank 1 while it waits inside a fused norm. The last rank comes after the death. symmetric: by the
+    plan, on memory that the ranks share."""
     comm = unisono.init(timeout_s=30)
     meeting = Meeting()
-    x, weight = np.ones((8, 64), FLOATS), np.ones(64, FLOATS)
-    options = unisono.NormOptions(algorithm=algorithm)
+    weight = np.ones(64, FLOATS)
+    if algorithm == "symmetric":
+        x, out = (comm.empty((1024, 64), FLOATS) for _ in range(2))
+        x[:] = 1
+        options = unisono.NormOptions(residual_out=out)
+    else:
+        x, options = np.ones((8, 64), FLOATS), unisono.NormOptions(algorithm=algorithm)
 
     def call() -> None:
         comm.all_reduce_rms_norm(x, x, weight, options=options)

@@ -33,21 +33,22 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     hidden: tuple[int, ...] = (HIDDEN,)
     dtypes: tuple[str, ...] = ("f32", "bf16")
     quants: tuple[str, ...] | None = None
+    memories: tuple[str, ...] = ("plain",)
     modes: tuple[str, ...] = (MODE,)
     device: str = "cpu"
 
     def cases(self, ranks: int) -> list[Case]:
         """Returns every distinct case. Sizes that round to the same rows count once."""
-        product = list(itertools.product(self.hidden, self.dtypes, self.modes, self.sizes))
+        product = list(itertools.product(self.hidden, self.dtypes, self.memories, self.modes, self.sizes))
         found = [
-            case(ranks, size, hidden, dtype, quant, mode, self.device)
+            case(ranks, size, hidden, dtype, quant, mode, self.device, memory)
             for quant in self.quants or QUANTS[:1]
-            for hidden, dtype, mode, size in product
+            for hidden, dtype, memory, mode, size in product
         ]
         if self.quants is None and self.device == "cpu":
             found += [
-                case(ranks, size, hidden, dtype, QUANTS[1], mode)
-                for hidden, dtype, mode, size in product
+                case(ranks, size, hidden, dtype, QUANTS[1], mode, memory=memory)
+                for hidden, dtype, memory, mode, size in product
                 if (size, dtype) == QUANTISED and hidden % BLOCK == 0
             ]
         return list(dict.fromkeys(found))
@@ -61,6 +62,7 @@ def case(
     quant: str = QUANTS[0],
     mode: str = MODE,
     device: str = "cpu",
+    memory: str = "plain",
 ) -> Case:
     """Returns the case whose x is nearest below `size` bytes, of at least one row. Requires: with a
     quantisation, rows of whole blocks."""
@@ -72,6 +74,7 @@ def case(
         dtype=dtype,
         op=None,
         ranks=ranks,
+        memory=memory,
         mode=mode,
         device=device,
         norm=Norm(rows=rows, hidden=hidden, quant=quant),
