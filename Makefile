@@ -54,7 +54,6 @@ test-python: $(HAVE)unisono $(HAVE)test $(HAVE)openmpi $(if $(TORCH),$(HAVE)torc
 
 # torch's own tests of torch.distributed, over Unisono: SUITE='-k all_reduce'.
 torch-suite: $(HAVE)unisono $(HAVE)torch
-	$(PIP) install 'expecttest>=0.3'
 	python tests/support/torch_suite.py -v $(SUITE)
 
 # Frameworks that train over torch.distributed, by Unisono and by gloo: FRAMEWORKS='lightning torch_elastic'.

@@ -20,6 +20,9 @@ from unisono.torch.distributed.meeting import meet  # noqa: E402 - after the ski
 
 pytestmark = pytest.mark.torch
 
+# Parts of the names of torch's own tests that `make test` runs.
+OWN = ("all_reduce_sum", "DistributedDataParallel", "gather", "scatter", "any_source")
+
 PROGRAMS = Path(__file__).parents[1] / "support" / "torch_backend_programs.py"
 
 
@@ -41,13 +44,51 @@ def python(code: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     [
         (1, []),
         (2, ["torch_backend_programs:sharded", "torch_training:quick"]),
-        (3, [f"torch_backend_programs:{name}" for name in ("groups", "ddp", "without_work")]),
+        (
+            3,
+            [
+                "torch_backend_programs:groups",
+                "torch_backend_programs:ddp",
+                "torch_work_programs:without_work",
+            ],
+        ),
     ],
     ids=["1", "2", "3"],
 )
 def test_calls_and_training(n: int, programs: list[str], tmp_path: Path) -> None:
     all_of_them = ["torch_call_programs:collectives", *programs]
     ranks.play(n, "torch_ranks:several", str(tmp_path / "store"), *all_of_them, timeout_s=200).results()
+
+
+def test_losses_do_not_depend_on_the_way(tmp_path: Path) -> None:
+    """Sums go by shared memory alone, in small chunks or as they come: all give the same bits."""
+    losses = []
+    for way in ({}, {"UNISONO_FAR": "0", "UNISONO_STREAM_CHUNKS": "0"}, {"UNISONO_CHUNK_BYTES": "4096"}):
+        folder = tmp_path / str(len(losses))
+        folder.mkdir()
+        losses.append(play(3, "ddp", folder, env=way).results())
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_torchs_own_checks_name_calls_that_differ(tmp_path: Path) -> None:
+    said = play(3, "torch_work_programs:detail", tmp_path, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    for of_rank in said.results():
+        assert all(text.startswith("Detected mismatch between collectives on ranks.") for text in of_rank)
+        assert ["Tensor shapes" in text for text in of_rank] == [True, True, False], of_rank
+        assert "Op type" in of_rank[2]
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 14), reason="torch before 2.14 has no such hooks")
+def test_hooks_around_calls(tmp_path: Path) -> None:
+    play(2, "torch_work_programs:hooked", tmp_path).results()
+
+
+def test_torchs_own_suite() -> None:
+    """Part of it; `make torch-suite` runs the whole."""
+    pytest.importorskip("expecttest")
+    suite = [sys.executable, str(PROGRAMS.with_name("torch_suite.py"))]
+    ended = ranks.run([*suite, *(f"-k={part}" for part in OWN)], {"OMP_NUM_THREADS": "1"}, timeout_s=200)
+    assert ended.code == 0 and "\nOK (skipped=" in ended.output, ended
 
 
 def test_killed_rank_is_named(tmp_path: Path) -> None:
@@ -75,10 +116,10 @@ def test_wrong_calls(tmp_path: Path) -> None:
 def test_torchrun_starts_again() -> None:
     """The ranks meet in a store that has keys of those before them."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
-    argv = [*torchrun, "--nproc-per-node", "2", str(PROGRAMS)]
+    argv = [*torchrun, "--nproc-per-node", "4", str(PROGRAMS)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert "rank 1 (process" in ended.stderr and "has died" in ended.stderr
-    assert ended.stdout.count("sum of unisono 2") == 2, ended
+    assert ended.stdout.count("sum of unisono 4") == 4, ended
 
 
 def test_ranks_meet_again_and_name_those_who_do_not_come() -> None:

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import allow_inflight_collective_as_graph_input_ctx
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_ranks import DEVICE, data, model, same, train, world
+from torch_ranks import DEVICE, data, model, train, world
 
 
 def groups(store: str) -> None:
@@ -176,46 +174,20 @@ def misuse(store: str) -> list[str]:
         return said
 
 
-def without_work(store: str) -> None:
-    """Calls that have ended when they return, of which torch gets no work, where it looks for one."""
-    with world(store) as (rank, size):
-
-        class Passes(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                return func(*args, **(kwargs or {}))
-
-        x = torch.ones(3)
-        with Passes():
-            dist.all_reduce(x)
-        with allow_inflight_collective_as_graph_input_ctx():
-            dist.all_reduce(x)
-            torch.ops._c10d_functional.wait_tensor(x)
-        with torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
-        ) as profiler:
-            dist.all_reduce(x)
-            dist.all_reduce(x, async_op=True).wait()
-        seen = [event for event in profiler.events() if event.name == "unisono:all_reduce"]
-        assert [event.input_shapes for event in seen] == [[[3]], [[3]]]
-        many, other = torch.ones(5), torch.full((2,), float(rank))
-        with dist._coalescing_manager():
-            dist.all_reduce(x)
-            dist.all_reduce(many)
-        with dist._coalescing_manager(device=torch.device(DEVICE)):
-            dist.broadcast(other, 0)
-        same(x, torch.full((3,), float(size) ** 5), "all_reduce")
-        same(many, torch.full((5,), float(size)), "all_reduce_coalesced")
-        same(other, torch.zeros(2), "broadcast")
-
-
 def by_torchrun() -> None:
-    """A rank that torchrun has started, and starts again after one was killed."""
+    """A rank that torchrun has started, and starts again after one was killed in a step of DDP."""
+    torch.set_num_threads(1)
     dist.init_process_group("unisono")
-    x = torch.ones(3)
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.all_reduce(x)
-    assert x.tolist() == [2.0] * 3
+    rank, first = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if first:  # torchrun ends the other ranks, which might not come to name the one that was killed
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def after(step: int) -> None:
+        if rank == 1 and step == 1 and first:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(4, DistributedDataParallel(model()), rank, after)
+    dist.all_reduce(x := torch.ones(3))
     print(f"sum of {dist.get_backend()} {int(x[0])}\n", end="", flush=True)
     dist.destroy_process_group()
 

@@ -114,7 +114,7 @@ Ptr<c10d::Work> Routes::begin(OpType type, const char* title, const How& how, at
                               at::TensorList outputs, Body body, std::shared_ptr<Gpu> gpu) {
   const at::TensorList some = inputs.empty() ? outputs : inputs;
   if (!gpu && !some.empty() && some[0].is_cuda()) gpu = gpus_->all(some[0].device());
-  const uint64_t number = ++calls_made_;
+  const uint64_t number = c10d::isP2POp(type) ? calls_made_.load() : ++calls_made_;
   if (gpu) {
     auto work =
         c10::make_intrusive<GpuWork>(gpu, rank_, type, title, inputs, outputs.vec(), number, how.async);

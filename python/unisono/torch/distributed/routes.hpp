@@ -88,7 +88,7 @@ class Routes : public c10d::Backend {
   std::shared_ptr<Blocks> blocks_;
   std::unique_ptr<GpuGroup> gpus_;
   std::unique_ptr<Batch> batch_;
-  std::atomic<uint64_t> calls_made_ = 0;
+  std::atomic<uint64_t> calls_made_ = 0;  // collectives, which all ranks count alike; no messages
   std::mutex said_mutex_;
   std::set<std::string> said_;
 };

@@ -173,13 +173,19 @@ inline void unpack(const at::Tensor& flat, const Tensors& to) {
 
 inline constexpr std::ptrdiff_t kNowhere = std::numeric_limits<std::ptrdiff_t>::max();
 
-// Returns the input, or a copy if it overlaps the output other than at `place`, where a call in place has it.
+// Returns whether so many bytes from the input on overlap the output other than at `place`, where a call in
+// place has them.
+inline bool disturbed(const at::Tensor& input, std::size_t bytes, const at::Tensor& output,
+                      std::ptrdiff_t place) {
+  const auto* from = static_cast<const char*>(input.const_data_ptr());
+  const auto* to = static_cast<const char*>(output.const_data_ptr());
+  return from < to + output.nbytes() && to < from + bytes && from - to != place;
+}
+
+// Returns the input, or a copy if a call would disturb it.
 inline at::Tensor apart(const at::Tensor& input, const at::Tensor& output, std::ptrdiff_t place) {
   const at::Tensor in = packed(input);
-  const auto* from = static_cast<const char*>(in.const_data_ptr());
-  const auto* to = static_cast<const char*>(output.const_data_ptr());
-  const bool overlap = from < to + output.nbytes() && to < from + in.nbytes();
-  return overlap && from - to != place ? copy_of(in) : in;
+  return disturbed(in, in.nbytes(), output, place) ? copy_of(in) : in;
 }
 
 inline Call bytes(const void* in, void* out, std::size_t count, int root = 0) {
