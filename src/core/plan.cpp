@@ -64,8 +64,8 @@ constexpr Row kTables[] = {
 };
 constexpr std::string_view kUsualCard = "NVIDIA H200";
 
-// How fused norms go (src/fused): over the host's chunks or direct, or over a GPU's packets and lines.
-// two_shot on a GPU: an all_reduce, then the rest.
+// Returns whether fused norms (src/fused) have an algorithm: over the host's chunks or direct, or over a
+// GPU's packets and lines. two_shot on a GPU: an all_reduce, then the rest.
 bool norms_have(Algorithm algorithm, Level level) {
   if (algorithm == Algorithm::two_shot_direct) return level == Level::host;
   const Algorithm form = form_of(algorithm);

@@ -35,7 +35,7 @@ std::vector<Collective> with_every_form() {
   return some;
 }
 
-// Where ranks reach each other's memory, or the kernel copies fast between them.
+// The host's plans of ranks that reach each other's memory, or for which the kernel copies fast.
 TEST(Plan, LargeFusedNormsGoDirectWhereThatIsFaster) {
   for (const int ranks : {1, 2, 5})
     for (const int ranks_a_core : {1, 4})

@@ -206,7 +206,7 @@ __device__ inline std::uint32_t describe_experts(const Work& work, const Counts&
   return dropped;
 }
 
-// What comes from each rank, [ranks] in shared memory.
+// The tokens and rows that come from each rank, [ranks] in shared memory.
 struct Sources {
   __device__ Sources(std::uint32_t* memory, int ranks)
       : tokens(memory), rows(tokens + ranks), first_rows(rows + ranks) {}

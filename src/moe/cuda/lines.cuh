@@ -34,7 +34,7 @@ __device__ inline unsigned spread_warp(unsigned block = blockIdx.x, unsigned blo
   return warp_of_block() * blocks + block;
 }
 
-// How rows are shared by warps: each in as many segments as a power of two allows. A division takes a
+// The shares of warps in rows: each row has as many segments as a power of two allows. A division takes a
 // hundred cycles, which few tokens would wait for.
 struct Segments {
   __device__ explicit Segments(unsigned rows, unsigned warps = warps_of_grid())

@@ -9,7 +9,7 @@ namespace unisono::moe::gpu {
 
 inline constexpr std::uint32_t kMasked = ~0u;  // of a pair without an expert
 
-// What a block knows, in shared memory: of this rank's tokens, then of what comes.
+// The knowledge of a block, in shared memory: of this rank's tokens, then of what comes.
 struct Few {
   // A rank's message: numbers of 16 bits, first whether its tokens have weights, then its columns. It has as
   // many words as its lines.

@@ -21,7 +21,8 @@ __device__ __noinline__ inline void refuse(const Work& work, const Index* indice
              static_cast<std::uint32_t>(work.dims.experts));
 }
 
-// How tokens are shared. Divisions are made by the host: n / d is n * ceil(2^s / d) >> s for small n and d.
+// The numbers by which tokens are shared. The host divides: n / d is n * ceil(2^s / d) >> s for small n and
+// d.
 struct Shares {
   explicit Shares(const Dims& d, unsigned of_block = 0)
       : of_block(of_block),
