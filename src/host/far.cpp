@@ -95,7 +95,7 @@ void Far::move(const Kernels& kernels, Reduce reduce, const Dst* dsts, int n_dst
     if (!is_far(srcs[0])) return copy(Way::write, const_cast<byte*>(srcs[0]), dsts[0].at, bytes);
     if (!is_far(dsts[0].at)) return copy(Way::read, dsts[0].at, srcs[0], bytes);
   }
-  make_room(static_cast<std::size_t>(n_srcs + 1));
+  make_room(static_cast<std::size_t>(n_srcs) + 1);
   near_srcs_.resize(static_cast<std::size_t>(n_srcs));
   near_dsts_.clear();
   for (std::size_t at = 0; at < bytes; at += kNearBytes) {
