@@ -156,9 +156,10 @@ class WrongCode(Wrapped):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
 def test_unisono_is_right_to_the_bit_by_every_algorithm(run: Run, ranks: int) -> None:
     backends = ["unisono", *(f"unisono:{name}" for name in ("one_shot", "two_shot", "apart"))]
-    found, _ = run(backends, ranks, collectives=[NORM], norm=SMALL)
+    grid = msgspec.structs.replace(SMALL, memories=("plain", "symmetric"))
+    found, _ = run(backends, ranks, collectives=[NORM], norm=grid)
     assert [failure.message for failure in found.failures] == [] == found.skips
-    assert len(found.results) == 4 * len(SMALL.cases(ranks))
+    assert len(found.results) == 4 * len(grid.cases(ranks)) == 8 * len(SMALL.cases(ranks))
     for result in found.results:
         assert result.verification.before and result.verification.after
         assert result.verification.bound == "bit-exact"
@@ -234,6 +235,9 @@ def test_options_narrow_it_down() -> None:
         sizes=(4 * KIB, 1024 * KIB), hidden=(512,), dtypes=("f16",), quants=("fp8_128",)
     )
     assert {case.collective for case in found.grid(2)} == {NORM, "all_reduce"}
+    for device, memories in (("cpu", ("symmetric",)), ("cuda", ("plain",))):
+        found = options_of(Asked(norm=True, memories="symmetric", device=device), [])
+        assert found.norm.memories == memories
     assert options_of(Asked(norm=True, backends="gloo"), []).backends == ["gloo"]
     both = options_of(Asked(norm=True, moe=True, hidden="256"), [])
     assert both.norm.hidden == both.moe.hidden == (256,)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from unisono.bench import cases
 from unisono.bench.cases import CaseError
 from unisono.bench.norm import BLOCK, Grid
-from unisono.records.vocabulary import MEMORIES, NORM, QUANTS
+from unisono.records.vocabulary import NORM, QUANTS
 
 from .asked import Asked
 from .moe import DTYPES, numbers
@@ -18,10 +18,11 @@ def grid_of(
     collectives: Sequence[str],
     sizes: Sequence[int],
     dtypes: Sequence[str],
+    memories: Sequence[str],
     modes: Sequence[str],
 ) -> Grid:
-    """Returns the cases that are asked for. `sizes`, `dtypes`, `modes`: those of the run, which count if the
-    user names some. Raises CaseError."""
+    """Returns the cases that are asked for. `sizes`, `dtypes`, `memories`, `modes`: those of the run, which
+    count if the user names some; on GPUs arrays are plain. Raises CaseError."""
     usual = Grid()
     if NORM not in collectives:
         if asked.quants is not None:
@@ -33,16 +34,14 @@ def grid_of(
         raise CaseError("quantised norms of GPUs are measured by tools/norm-streams.py: leave --quant out.")
     if asked.dtypes is not None and (wrong := [name for name in dtypes if name not in DTYPES]):
         raise CaseError(f"fused norms have no {', '.join(wrong)}: choose from {', '.join(DTYPES)}.")
-    plain = asked.memories is None or asked.device == "cuda"
+    usual_memory = asked.memories is None or asked.device == "cuda"
     named = asked.sizes, asked.begin, asked.end, asked.factor, asked.step
     grid = Grid(
         sizes=usual.sizes if all(one is None for one in named) else tuple(sizes),
         hidden=numbers("--hidden", asked.hidden, usual.hidden),
         dtypes=usual.dtypes if asked.dtypes is None else tuple(dtypes),
         quants=None if asked.quants is None else tuple(cases.split_names("quant", asked.quants, QUANTS)),
-        memories=usual.memories
-        if plain
-        else tuple(cases.split_names("memory", asked.memories or "", MEMORIES)),
+        memories=usual.memories if usual_memory else tuple(memories),
         modes=tuple(modes) if asked.device == "cuda" or asked.modes is not None else usual.modes,
         device=asked.device,
     )

@@ -54,6 +54,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
     if asked.to_memory_limit:
         sizes = LIMIT_SIZES if asked.begin is None and asked.sizes is None else sizes[:1]
         memories = ["plain"]
+    memories = _names("memory", asked.memories, list(vocabulary.MEMORIES), memories)
     models = asked.workloads
     if models is None:  # a run that the user has narrowed down measures no models
         narrowed = (
@@ -90,7 +91,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         backends=list(dict.fromkeys(backends + _wires(asked.wires, collectives, peers))),
         collectives=collectives,
         moe=moe.grid_of(asked, collectives, dtypes if asked.dtypes is not None else None, modes),
-        norm=norm.grid_of(asked, collectives, sizes, dtypes, modes),
+        norm=norm.grid_of(asked, collectives, sizes, dtypes, memories, modes),
         matmul=matmul.grid_of(asked, collectives, dtypes, modes),
         patterns=tuple(_names("pattern", asked.patterns, list(PATTERNS), list(PATTERNS))),
         pairs=asked.pairs,
@@ -99,7 +100,7 @@ def options_of(asked: Asked, command: Sequence[str]) -> Options:
         dtypes=dtypes,
         ops=_names("op", asked.ops, list(vocabulary.OPS), list(preset.ops)),
         placements=_names("placement", asked.placements, list(PLACEMENTS), list(preset.placements)),
-        memories=_names("memory", asked.memories, list(vocabulary.MEMORIES), memories),
+        memories=memories,
         offsets=_offsets(asked, collectives),
         inputs=inputs,
         modes=modes,

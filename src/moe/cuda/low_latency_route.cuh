@@ -199,7 +199,6 @@ __device__ inline bool hear_few(const Work& work, const Dispatch& dispatch, cons
                                 std::uint64_t phase) {
   const auto ranks = static_cast<unsigned>(work.dims.ranks);
   const unsigned lines = lines_to_tell(work, dispatch), steps = (lines + kLinesOfWarp - 1) / kLinesOfWarp;
-  const auto words_of_source = static_cast<unsigned>(work.space.told_lines * kWordsOfLine);
   bool heard = true;
   for (unsigned source = 0, step = warp_of_block(); heard; step += kWarps) {
     for (; step >= steps; step -= steps) ++source;
@@ -211,7 +210,7 @@ __device__ inline bool hear_few(const Work& work, const Dispatch& dispatch, cons
     Packet packets[1];
     heard = take_lines(work, places, phase, Told::begun, static_cast<int>(source), packets);
     if (!places[0] || !heard) continue;
-    std::uint64_t* const words = few.told + source * words_of_source + word_of(line);
+    std::uint64_t* const words = few.told + source * few.stride + word_of(line);
     words[0] = packets[0].low;
     if (!ends_line()) words[1] = packets[0].high;
   }
