@@ -151,13 +151,14 @@ Borders borders_of(const Plan::Host& host, bool reached) {
   if (n == 2 && host.kernel_fast)
     return {.one_shot = 16 * kKiB, .push = 16 * kKiB, .push_of_pair = 8 * kKiB, .norm = 16 * kKiB};
   if (!host.cached)
-    return {.one_shot = (n == 2 ? 4096 : 64 / n) * kKiB,
+    return {.one_shot = (n == 2 ? 64 : 64 / n) * kKiB,
+            .two_shot = (n == 2 ? 4096 : 0) * kKiB,
             .push = (n == 2 ? 64 : 32) * kKiB,
             .push_of_pair = 16 * kKiB,
             .push_of_broadcast = 128 * kKiB};
-  // one step for two carries what two steps would
   if (n == 2)
-    return {.one_shot = 128 * through,
+    return {.one_shot = 32 * kKiB,
+            .two_shot = 128 * through,
             .push = 16 * through,
             .push_of_all = through,
             .push_of_pair = through / 4,

@@ -13,6 +13,7 @@
 #include "base/env.hpp"
 #include "base/text.hpp"
 #include "core/greetings.hpp"
+#include "host/caches.hpp"
 #include "host/mail_ring.hpp"
 
 namespace unisono {
@@ -50,16 +51,8 @@ std::size_t chunk_bytes_for(int ranks) {
   return std::clamp(share / 4096 * 4096, std::size_t{4096}, std::size_t{65536});
 }
 
-// Returns the bytes of this core's second-level cache; many if the system does not tell.
-std::size_t core_cache() {
-  const long cache = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
-  return cache > 0 ? static_cast<std::size_t>(cache) : HostThread::Layout::kMostRings;
-}
-
-std::size_t default_stream_bytes() {
-  const long cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
-  return cache > 0 ? static_cast<std::size_t>(cache) / 4 : std::size_t{4} << 20;
-}
+// Returns the bytes from which outputs go around a third-level cache of so many bytes; 0: unknown.
+std::size_t default_stream_bytes(std::size_t cache) { return cache > 0 ? cache / 4 : std::size_t{4} << 20; }
 
 Hello read(const std::string& bytes, int rank, const Hello& mine, const std::string& who) {
   Hello hello;
@@ -101,7 +94,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
       usual_timeout_s_(timeout_s),
       timeout_s_(timeout_s),
       while_waiting_(std::move(while_waiting)),
-      stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes()) {
+      stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes(host::cache_bytes(3))) {
   check_rank(rank_, size_, kMostRanks);
   if (!numbers_.empty() && numbers_.size() != static_cast<std::size_t>(size_))
     throw UsageError("there are " + std::to_string(numbers_.size()) + " numbers for " +
@@ -117,7 +110,8 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
   mine.machine = this_machine();
   mine.check = check;
   mine.chunk_bytes = layout.chunk_bytes;
-  mine.core_cache = core_cache();
+  const std::size_t own_cache = host::cache_bytes(2);
+  mine.core_cache = own_cache > 0 ? own_cache : HostThread::Layout::kMostRings;
   mine.segment = own->handle();
   mine.nonce_at = reinterpret_cast<std::uint64_t>(&own->nonce());
   mine.cores = Cores::of_this_process();

@@ -63,8 +63,8 @@ void Group::choose_chunks(bool first, bool looks_at_kernel) {
   }
   lane_->stream_chunks(!cached_);
   if (!looks_at_kernel) return;
-  // An Intel Xeon has 1.3 to 2.4 times the kernel's time (measured), AMD EPYCs have 0.1 to 0.6 (reckoned;
-  // docs/notes/host.md). Near 1 it does not matter: calls learn which way is the faster one.
+  // An Intel Xeon has 1.3 to 2.4 times the kernel's time, a Zen 5 0.4 to 0.5 (measured; docs/notes/host.md).
+  // Near 1 it does not matter: calls learn which way is the faster one.
   const bool fast = all.kernel < std::min(all.through, all.around);
   found_ = kernel_copies_ = fast ? KernelCopies::fast : KernelCopies::slow;
 }

@@ -66,16 +66,19 @@ inline void copy_through(byte* to, const byte* from, std::size_t bytes) {
   std::memcpy(to, from, bytes);
 }
 
+// Writes the same bytes to every destination, at the same place of each.
+inline void spread(const Dst* dsts, int n_dsts, std::size_t at, const byte* from, std::size_t bytes) {
+  for (int d = 0; d < n_dsts; ++d) {
+    if (dsts[d].stream) stream(dsts[d].at + at, from, bytes);
+    else copy_through(dsts[d].at + at, from, bytes);
+  }
+}
+
 void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
   // several destinations: by blocks, so that the source comes from memory once
   const std::size_t step = n_dsts > 1 ? 4 * kBlock : bytes;
-  for (std::size_t at = 0; at < bytes; at += step) {
-    const std::size_t length = std::min(step, bytes - at);
-    for (int d = 0; d < n_dsts; ++d) {
-      if (dsts[d].stream) stream(dsts[d].at + at, src + at, length);
-      else copy_through(dsts[d].at + at, src + at, length);
-    }
-  }
+  for (std::size_t at = 0; at < bytes; at += step)
+    spread(dsts, n_dsts, at, src + at, std::min(step, bytes - at));
   drain(dsts, n_dsts);
 }
 
@@ -141,45 +144,70 @@ void reduce_block(byte* to, const byte* const* srcs, int n_srcs, std::size_t at,
   else pass<T, op, 1, false, true>(to, wide, srcs + s, at, count, n_srcs);
 }
 
-// Reduces to one destination, straight from the registers. Returns the bytes done, which may be fewer.
+// Reduces what begins at `at` in the sources, to one place.
 template <class T, Op op, bool kAbreast>
-std::size_t reduce_straight(const Dst& dst, const byte* const* srcs, int n_srcs, std::size_t bytes) {
+void reduce_part(byte* to, const byte* const* srcs, int n_srcs, std::size_t at, std::size_t bytes) {
+  std::size_t done = 0;
+  if constexpr (Lanes<T>::kAny) {
+    if (kAbreast && n_srcs == 2 && bytes >= kAbreastFrom) {
+      const std::size_t part = bytes / kParts / kLine * kLine;
+      const byte *const first = srcs[0] + at, *const second = srcs[1] + at;
+      abreast(part, [&](std::size_t i) { reduce_line<T, op>(to + i, first + i, second + i); });
+      done = kParts * part;
+    }
+    if (bytes >= kLine)  // else fewer than lanes take
+      done += reduce_lanes<T, op, false>(to + done, srcs, n_srcs, at + done, (bytes - done) / sizeof(T)) *
+              sizeof(T);
+  }
+  for (; done < bytes; done += kBlock)
+    reduce_block<T, op>(to + done, srcs, n_srcs, at + done, std::min(kBlock, bytes - done) / sizeof(T));
+}
+
+// Reduces to one destination around the cache, straight from the registers. Returns the bytes done, which may
+// be fewer.
+template <class T, Op op>
+std::size_t reduce_around(byte* to, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   if constexpr (!Lanes<T>::kAny) return 0;
   else {
-    if (kAbreast && n_srcs == 2 && !dst.stream && bytes >= kAbreastFrom) {
-      const std::size_t part = bytes / kParts / kLine * kLine;
-      byte* const to = dst.at;
-      const byte *const first = srcs[0], *const second = srcs[1];
-      abreast(part, [&](std::size_t at) { reduce_line<T, op>(to + at, first + at, second + at); });
-      return kParts * part;
-    }
-    const std::size_t head = dst.stream ? head_of(dst.at, bytes) : 0, count = (bytes - head) / sizeof(T);
+    const std::size_t head = head_of(to, bytes);
     if (head % sizeof(T) != 0) return 0;
-    if (head > 0) reduce_block<T, op>(dst.at, srcs, n_srcs, 0, head / sizeof(T));
-    const std::size_t done = dst.stream ? reduce_lanes<T, op, true>(dst.at + head, srcs, n_srcs, head, count)
-                                        : reduce_lanes<T, op, false>(dst.at, srcs, n_srcs, 0, count);
-    return head + done * sizeof(T);
+    if (head > 0) reduce_block<T, op>(to, srcs, n_srcs, 0, head / sizeof(T));
+    const std::size_t count = (bytes - head) / sizeof(T);
+    return head + reduce_lanes<T, op, true>(to + head, srcs, n_srcs, head, count) * sizeof(T);
+  }
+}
+
+// Sums for several destinations, and those around the cache, are made by parts: the first destination gets
+// them, or a place in the cache if it goes around, and the others get copies, made while a part is in the
+// cache.
+constexpr std::size_t kPart = kAbreastFrom;
+
+// Reduces to destinations of which the first one goes around the cache. [[noinline]]: few calls need the
+// room.
+template <class T, Op op, bool kAbreast>
+[[gnu::noinline]] void reduce_streaming(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                                        std::size_t bytes) {
+  alignas(64) byte sums[kPart];
+  for (std::size_t at = n_dsts == 1 ? reduce_around<T, op>(dsts[0].at, srcs, n_srcs, bytes) : 0; at < bytes;
+       at += kPart) {
+    const std::size_t length = std::min(kPart, bytes - at);
+    reduce_part<T, op, kAbreast>(sums, srcs, n_srcs, at, length);
+    spread(dsts, n_dsts, at, sums, length);
   }
 }
 
 // Reduces to every destination. The first may be a source: each element is read before it is written.
 template <class T, Op op, bool kAbreast = false>
 void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
-  if (bytes < kLine && n_dsts == 1 && !dsts[0].stream)  // fewer than lanes take
-    return reduce_block<T, op>(dsts[0].at, srcs, n_srcs, 0, bytes / sizeof(T));
-  alignas(64) byte result[kBlock];
-  for (std::size_t at = n_dsts == 1 ? reduce_straight<T, op, kAbreast>(dsts[0], srcs, n_srcs, bytes) : 0;
-       at < bytes; at += kBlock) {
-    const std::size_t length = std::min(kBlock, bytes - at), count = length / sizeof(T);
-    byte* first = dsts[0].stream || n_dsts > 1 ? result : dsts[0].at + at;
-    std::size_t done = 0;
-    if constexpr (Lanes<T>::kAny) done = reduce_lanes<T, op, false>(first, srcs, n_srcs, at, count);
-    if (done < count)
-      reduce_block<T, op>(first + done * sizeof(T), srcs, n_srcs, at + done * sizeof(T), count - done);
-    if (first != result) continue;
-    for (int d = 0; d < n_dsts; ++d) {
-      if (dsts[d].stream) stream(dsts[d].at + at, result, length);
-      else std::memcpy(dsts[d].at + at, result, length);
+  byte* const first = dsts[0].at;
+  if (dsts[0].stream) {
+    reduce_streaming<T, op, kAbreast>(dsts, n_dsts, srcs, n_srcs, bytes);
+  } else {
+    const std::size_t part = n_dsts > 1 ? kPart : bytes;
+    for (std::size_t at = 0; at < bytes; at += part) {
+      const std::size_t length = std::min(part, bytes - at);
+      reduce_part<T, op, kAbreast>(first + at, srcs, n_srcs, at, length);
+      spread(dsts + 1, n_dsts - 1, at, first + at, length);
     }
   }
   drain(dsts, n_dsts);
