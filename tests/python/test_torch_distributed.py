@@ -91,6 +91,11 @@ def test_torchs_own_suite() -> None:
     assert ended.code == 0 and "\nOK (skipped=" in ended.output, ended
 
 
+def test_timeout_of_a_group_can_be_set(tmp_path: Path) -> None:
+    said, nothing = play(2, "late", tmp_path).results()
+    assert "has waited 2 s for rank 1" in said and nothing == ""
+
+
 def test_killed_rank_is_named(tmp_path: Path) -> None:
     outcome = play(3, "killed", tmp_path)
     for rank in (0, 2):

@@ -6,8 +6,10 @@ import os
 import signal
 import sys
 import threading
+from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -117,6 +119,27 @@ def killed(store: str) -> str:
         except RuntimeError as error:
             return str(error)
     raise AssertionError("no error")
+
+
+def late(store: str) -> str:
+    """Sets the group's timeout. Returns the error of the rank that waits, and nothing on the late one."""
+    with world(store) as (rank, size):
+        group = dist.group.WORLD
+        assert group is not None
+        with pytest.raises(RuntimeError, match="the timeout of a group is 0 ms: it must be above 0"):
+            group.set_timeout(timedelta(0))
+        group.set_timeout(timedelta(seconds=2))
+        total = torch.ones(3)
+        dist.all_reduce(total)
+        assert torch.equal(total, torch.full((3,), float(size)))
+        told = dist.FileStore(f"{store}-told", size)
+        if rank == 1:
+            told.wait(["told"])
+            return ""
+        with pytest.raises(dist.DistBackendError) as error:
+            dist.all_reduce(total)
+        told.set("told", "")
+        return str(error.value)
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):

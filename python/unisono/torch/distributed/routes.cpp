@@ -110,7 +110,15 @@ Ptr<c10d::Backend> Routes::by_nccl(const char* what, const std::string& why) {
   return nccl;
 }
 
-Ptr<c10d::Work> Routes::begin(OpType type, const char* title, const How& how, at::TensorList inputs,
+void Routes::setTimeout(std::chrono::milliseconds timeout) {
+  TORCH_CHECK(timeout.count() > 0, "unisono: the timeout of a group is ", timeout.count(),
+              " ms: it must be above 0.");
+  timeout_s_ = 1e-3 * static_cast<double>(timeout.count());
+  options_->timeout = timeout;
+  gloo_->setTimeout(timeout);
+}
+
+Ptr<c10d::Work> Routes::begin(OpType type, const char* title, How how, at::TensorList inputs,
                               at::TensorList outputs, Body body, std::shared_ptr<Gpu> gpu) {
   const at::TensorList some = inputs.empty() ? outputs : inputs;
   if (!gpu && !some.empty() && some[0].is_cuda()) gpu = gpus_->all(some[0].device());
@@ -121,6 +129,7 @@ Ptr<c10d::Work> Routes::begin(OpType type, const char* title, const How& how, at
     work->start(body);
     return joined(work);
   }
+  if (how.timeout_s == 0) how.timeout_s = timeout_s_;
   if (!how.async && !c10d::allow_inflight_collective_as_graph_input()) {
     RECORD_USER_SCOPE_WITH_INPUTS(title, std::vector<c10::IValue>(inputs.begin(), inputs.end()));
     by_torchs_errors([&] {

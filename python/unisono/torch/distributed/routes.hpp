@@ -22,6 +22,8 @@ class Routes : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return calls_made_; }
   c10d::ErrorType getError() override;
+  // Sets the group's deadline for later calls on CPUs. Communicators of GPUs keep theirs.
+  void setTimeout(std::chrono::milliseconds timeout) override;
 
   Ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all) override {
@@ -53,7 +55,7 @@ class Routes : public c10d::Backend {
 
   // Begins a call, or on host memory makes it and returns null: torch takes that for a call that needs no
   // wait, unless it registers each work. gpu: of tensors on a GPU; null: the group's.
-  Ptr<c10d::Work> begin(c10d::OpType type, const char* title, const How& how, at::TensorList inputs,
+  Ptr<c10d::Work> begin(c10d::OpType type, const char* title, How how, at::TensorList inputs,
                         at::TensorList outputs, Body body, std::shared_ptr<Gpu> gpu = nullptr);
 
   // Adds a call to the batch, if there is one.
@@ -84,6 +86,7 @@ class Routes : public c10d::Backend {
   Ptr<c10d::Backend> gloo_;
   const bool log_;
   Ptr<Options> options_;
+  std::atomic<double> timeout_s_ = 0;  // of setTimeout; 0: the communicator's
   std::unique_ptr<unisono::Communicator> communicator_;  // none: gloo carries everything on CPUs
   std::shared_ptr<Blocks> blocks_;
   std::unique_ptr<GpuGroup> gpus_;
