@@ -170,13 +170,15 @@ class Group {
   byte* base(int rank) const { return segments_[static_cast<std::size_t>(rank)]->data(); }
   Board& board(int rank) const { return *reinterpret_cast<Board*>(base(rank)); }
   struct PieceTimes {  // microseconds
-    double through, around, kernel;
+    double through = 0, around = 0, kernel = 0;
+    double large[2] = {};  // of large pieces around the whole ring, and confined
   };
   // due: chunks go as in earlier groups of these processes, until calls have moved some. fixed: as the user
   // says.
   enum class Timing : std::uint8_t { due, done, fixed };
   void choose_chunks(bool first, bool looks_at_kernel = false);
   PieceTimes time_chunks(int rounds);
+  void time_large(PieceTimes& times);
   void choose_copies();
   double time_pieces(std::size_t bytes, int rounds, int before);
   double time_kernel();

@@ -21,6 +21,9 @@ namespace {
 constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece when chunks are measured
 constexpr std::size_t kFarBytes = 64 << 10;       // of a copy by the kernel when that is measured
 constexpr int kManyRounds = 20, kFewRounds = 7;
+// A small part of a ring stays in the caches between calls that use these for other things. On some
+// processors large pieces take twice as long there (docs/notes/host.md).
+constexpr double kConfinedPays = 1.1;
 // Chunks are timed again after so many bytes: a virtual machine's cores may have come nearer, or gone apart.
 // Large calls count more while chunks go through the cache. Between cores that have gone apart they take up
 // to five times as long so, and to time the way takes less than around the cache.
@@ -50,12 +53,19 @@ void Group::will_move(std::size_t bytes, Algorithm by) {
 // All ranks choose alike, since plans depend on the choice: the sums over the ranks decide.
 void Group::choose_chunks(bool first, bool looks_at_kernel) {
   moved_ = 0;
-  PieceTimes mine = time_chunks(first && !patience_.crowded ? kManyRounds : kFewRounds);
-  if (first && !patience_.crowded) choose_copies();
+  const bool in_full = first && !patience_.crowded;
+  PieceTimes mine = time_chunks(in_full ? kManyRounds : kFewRounds);
+  if (in_full) {
+    choose_copies();
+    time_large(mine);
+  }
   if (looks_at_kernel) mine.kernel = time_kernel();
   PieceTimes all{};
-  for (const PieceTimes& one : exchange(mine))
+  for (const PieceTimes& one : exchange(mine)) {
     all.through += one.through, all.around += one.around, all.kernel += one.kernel;
+    all.large[false] += one.large[false], all.large[true] += one.large[true];
+  }
+  if (in_full) lane_->confine_large(all.large[true] < kConfinedPays * all.large[false]);
   if (timing_ != Timing::fixed) {
     cached_ = all.through <= host::kAroundPays * all.around;
     timing_ = Timing::done;
@@ -82,7 +92,7 @@ Group::PieceTimes Group::time_chunks(int rounds) {
   lane_->stream_chunks(false);
   const double through = time_pieces(measured_bytes(), rounds, before);
   lane_->stream_chunks(true);
-  return {through, time_pieces(measured_bytes(), rounds, 0), 0};
+  return {.through = through, .around = time_pieces(measured_bytes(), rounds, 0)};
 }
 
 // Chooses how this rank copies large pieces through the cache. Its peers need not know.
@@ -98,6 +108,19 @@ void Group::choose_copies() {
     }
   abreast_ = least[true] < least[false];
   lane_->copy_abreast(abreast_);
+}
+
+// Times the largest pieces, around whole rings and confined: of two medians each, since times vary.
+void Group::time_large(PieceTimes& times) {
+  const std::size_t bytes = lane_->chunk_bytes();
+  if (bytes < HostThread::kLarge) return;
+  lane_->stream_chunks(false);
+  for (int turn = 0; turn < 2; ++turn)
+    for (const bool confined : {false, true}) {
+      lane_->confine_large(confined);
+      const double took = time_pieces(bytes, kFewRounds, static_cast<int>(lane_->ring_bytes() / bytes));
+      times.large[confined] = turn == 0 ? took : std::min(times.large[confined], took);
+    }
 }
 
 // Returns the median time in microseconds that a piece to a peer and one from a peer take, after some that

@@ -64,7 +64,7 @@ void HostThread::fill_packets(int owner, int writer, std::uint64_t& filled) {
 
 void HostThread::fill_ring(int peer, Counters& c) {
   constexpr std::size_t kAtOnce = std::size_t{16} << 10;
-  const std::size_t whole = ring_bytes(peer, rank_), before = c.ring_filled;
+  const std::size_t whole = ring_bytes(peer, rank_, 0), before = c.ring_filled;
   if (before == 0) watch_.begin_ring(whole);
   c.ring_filled = std::min(whole, round_up(c.put.end, kAtOnce));
   watch_.fill(peer, ring(peer, rank_) + before, c.ring_filled - before);

@@ -89,6 +89,12 @@ class HostThread {
   static constexpr int workers() { return 1; }
   std::size_t chunk_bytes() const { return layout_.chunk_bytes; }
   std::size_t ring_bytes() const { return layout_.ring_bytes; }  // of chunks from a peer
+  // Sets whether large pieces, of kLarge bytes or more, go around as little of a ring as keeps them apart, or
+  // around all of it. Requires: the same on every rank, before the same piece.
+  void confine_large(bool confined) {
+    large_ring_bytes_ = confined ? std::min(paged_ring_bytes(), layout_.ring_bytes) : layout_.ring_bytes;
+  }
+  static constexpr std::size_t kLarge = std::size_t{32} << 10;
   // Returns the most bytes of a piece of `bytes` that only go one way: half, where a half is worth its
   // signal.
   std::size_t one_way(std::size_t bytes) const {
@@ -281,18 +287,23 @@ class HostThread {
     const Placed& last = signals(peer).put;
     const std::size_t bytes = last.end - last.begin;
     if (bytes > kMostOwned || last.around) return;
-    const std::size_t whole = ring_bytes(peer, rank_), begin = after(last, bytes, whole);
+    const std::size_t whole = ring_bytes(peer, rank_, bytes), begin = after(last, bytes, whole);
     byte* const next = ring(peer, rank_) + (begin + bytes > whole ? 0 : begin);
     for (std::size_t at = 0; at < bytes; at += sizeof(host::Line)) host::own(next + at);
   }
+  // Returns the fewest bytes of a ring in which pieces begin pages.
+  std::size_t paged_ring_bytes() const { return (kChunks + 1) * (layout_.chunk_bytes + host::kPage); }
   // Returns where a piece begins that comes after another in a ring of `whole` bytes: on a page of its own
   // (host::kPaged), if the ring still has room for all pieces that may be under way.
   std::size_t after(const Placed& last, std::size_t bytes, std::size_t whole) const {
-    const bool paged = bytes >= host::kPaged && whole >= (kChunks + 1) * (layout_.chunk_bytes + host::kPage);
+    const bool paged = bytes >= host::kPaged && whole >= paged_ring_bytes();
     return paged ? round_up(last.end, host::kPage) : last.end;
   }
-  std::size_t ring_bytes(int owner, int writer) const {
-    return owner == writer ? layout_.own_ring_bytes : layout_.ring_bytes;
+  // Returns the bytes of a ring that a piece of `bytes` goes around. Eight pieces may be under way, and to go
+  // around takes nine of the largest at least: so none meets another, whatever their sizes.
+  std::size_t ring_bytes(int owner, int writer, std::size_t bytes) const {
+    if (owner == writer) return layout_.own_ring_bytes;
+    return bytes >= kLarge ? large_ring_bytes_ : layout_.ring_bytes;
   }
   // The owner's ring from itself is the first one.
   byte* ring(int owner, int writer) {
@@ -303,7 +314,7 @@ class HostThread {
   }
   byte* chunk(int owner, int writer, Placed& last, std::uint32_t index, std::size_t bytes) {
     byte* const ring = this->ring(owner, writer);
-    const std::size_t whole = ring_bytes(owner, writer);
+    const std::size_t whole = ring_bytes(owner, writer, bytes);
     if (last.index != index) last = {index, after(last, bytes, whole), 0};
     if (last.begin + bytes > whole) last.begin = 0;
     last.end = round_up(last.begin + bytes, sizeof(host::Line));
@@ -345,6 +356,7 @@ class HostThread {
   std::vector<std::shared_ptr<Segment>> segments_;
   host::Far far_;
   bool far_operands_ = false;
+  std::size_t large_ring_bytes_ = layout_.ring_bytes;  // of large pieces
   const bool lets_go_ = host::lets_go();
   bool around_ = true, own_ways_ = false;
   std::vector<host::ChunkWay> ways_;  // by peer
