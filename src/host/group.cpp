@@ -51,8 +51,11 @@ std::size_t chunk_bytes_for(int ranks) {
   return std::clamp(share / 4096 * 4096, std::size_t{4096}, std::size_t{65536});
 }
 
-// Returns the bytes from which outputs go around a third-level cache of so many bytes; 0: unknown.
-std::size_t default_stream_bytes(std::size_t cache) { return cache > 0 ? cache / 4 : std::size_t{4} << 20; }
+// Returns the bytes from which outputs go around a third-level cache of so many bytes; 0: unknown. Below, it
+// still has them when their caller reads them: those of two ranks fill it with half of its size each.
+std::size_t default_stream_bytes(std::size_t cache, int ranks) {
+  return cache > 0 ? cache / (ranks == 2 ? 2 : 4) : std::size_t{4} << 20;
+}
 
 Hello read(const std::string& bytes, int rank, const Hello& mine, const std::string& who) {
   Hello hello;
@@ -94,7 +97,8 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
       usual_timeout_s_(timeout_s),
       timeout_s_(timeout_s),
       while_waiting_(std::move(while_waiting)),
-      stream_bytes_(env().stream_bytes ? env().stream_bytes : default_stream_bytes(host::cache_bytes(3))) {
+      stream_bytes_(env().stream_bytes ? env().stream_bytes
+                                       : default_stream_bytes(host::cache_bytes(3), size_)) {
   check_rank(rank_, size_, kMostRanks);
   if (!numbers_.empty() && numbers_.size() != static_cast<std::size_t>(size_))
     throw UsageError("there are " + std::to_string(numbers_.size()) + " numbers for " +

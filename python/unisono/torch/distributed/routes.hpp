@@ -86,7 +86,7 @@ class Routes : public c10d::Backend {
   Ptr<c10d::Backend> gloo_;
   const bool log_;
   Ptr<Options> options_;
-  std::atomic<double> timeout_s_ = 0;  // of setTimeout; 0: the communicator's
+  std::atomic<double> timeout_s_ = 0;                    // of setTimeout; 0: the communicator's
   std::unique_ptr<unisono::Communicator> communicator_;  // none: gloo carries everything on CPUs
   std::shared_ptr<Blocks> blocks_;
   std::unique_ptr<GpuGroup> gpus_;
