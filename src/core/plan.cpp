@@ -156,7 +156,7 @@ Borders borders_of(const Plan::Host& host, bool reached) {
             .push = (n == 2 ? 64 : 32) * kKiB,
             .push_of_pair = 16 * kKiB,
             .push_of_broadcast = 128 * kKiB};
-  if (n == 2)
+  if (n == 2)  // of sums two steps carry as many bytes as one, and make each sum once
     return {.one_shot = 32 * kKiB,
             .two_shot = 128 * through,
             .push = 16 * through,

@@ -14,13 +14,15 @@
 namespace unisono::host {
 namespace {
 
-class Caches : public testing::Test {
- protected:
-  Caches() {
+// A folder in which the kernel seems to tell of caches.
+class Told {
+ public:
+  Told() {
     std::string name = std::filesystem::temp_directory_path() / "unisono-caches-XXXXXX";
     folder_ = ::mkdtemp(name.data());
   }
-  ~Caches() override { std::filesystem::remove_all(folder_); }
+  ~Told() { std::filesystem::remove_all(folder_); }
+  Told(const Told&) = delete;
   void add(int index, int level, const std::string& size) const {
     const auto cache = folder_ / ("index" + std::to_string(index));
     std::filesystem::create_directory(cache);
@@ -33,22 +35,23 @@ class Caches : public testing::Test {
   std::filesystem::path folder_;
 };
 
-TEST_F(Caches, AreThoseOfTheKernel) {
-  add(0, 1, "48K");
-  add(1, 1, "32K");
-  add(2, 2, "1024K");
-  add(3, 3, "32768K");
-  EXPECT_EQ(bytes(2), std::size_t{1} << 20);
-  EXPECT_EQ(bytes(3), std::size_t{32} << 20);
+TEST(Caches, AreThoseOfTheKernel) {
+  const Told told;
+  told.add(0, 1, "48K");
+  told.add(1, 1, "32K");
+  told.add(2, 2, "1024K");
+  told.add(3, 3, "32768K");
+  EXPECT_EQ(told.bytes(2), std::size_t{1} << 20);
+  EXPECT_EQ(told.bytes(3), std::size_t{32} << 20);
 }
 
-TEST_F(Caches, AreThoseOfTheLibraryIfTheKernelTellsNone) {
-  const std::size_t elsewhere[] = {bytes(2), bytes(3)};
-  add(0, 2, "much");
-  add(1, 1, "32K");
-  EXPECT_EQ(bytes(2), elsewhere[0]);
-  EXPECT_EQ(bytes(3), elsewhere[1]);
-  EXPECT_EQ(elsewhere[0], static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_LEVEL2_CACHE_SIZE))));
+TEST(Caches, AreThoseOfTheLibraryIfTheKernelTellsNone) {
+  const Told told;
+  told.add(0, 2, "much");
+  told.add(1, 1, "32K");
+  const auto of_library = [](int name) { return static_cast<std::size_t>(std::max(0L, ::sysconf(name))); };
+  EXPECT_EQ(told.bytes(2), of_library(_SC_LEVEL2_CACHE_SIZE));
+  EXPECT_EQ(told.bytes(3), of_library(_SC_LEVEL3_CACHE_SIZE));
 }
 
 }  // namespace
