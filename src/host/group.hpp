@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -171,15 +172,15 @@ class Group {
   Board& board(int rank) const { return *reinterpret_cast<Board*>(base(rank)); }
   struct PieceTimes {  // microseconds
     double through = 0, around = 0, kernel = 0;
-    double large[2] = {};  // of large pieces around the whole ring, and confined
+    std::array<double, 2> large{};  // of the largest pieces around the whole ring, and confined
   };
   // due: chunks go as in earlier groups of these processes, until calls have moved some. fixed: as the user
   // says.
   enum class Timing : std::uint8_t { due, done, fixed };
   void choose_chunks(bool first, bool looks_at_kernel = false);
   PieceTimes time_chunks(int rounds);
-  void time_large(PieceTimes& times);
   void choose_copies();
+  std::array<double, 2> time_large(const std::function<void(bool)>& set, int before);
   double time_pieces(std::size_t bytes, int rounds, int before);
   double time_kernel();
   std::size_t measured_bytes() const;  // of a piece that is timed

@@ -54,10 +54,12 @@ void Group::will_move(std::size_t bytes, Algorithm by) {
 void Group::choose_chunks(bool first, bool looks_at_kernel) {
   moved_ = 0;
   const bool in_full = first && !patience_.crowded;
+  const bool large = in_full && lane_->chunk_bytes() >= HostThread::kLarge;
   PieceTimes mine = time_chunks(in_full ? kManyRounds : kFewRounds);
-  if (in_full) {
+  if (large) {
     choose_copies();
-    time_large(mine);
+    mine.large = time_large([this](bool confined) { lane_->confine_large(confined); },
+                            static_cast<int>(lane_->ring_bytes() / lane_->chunk_bytes()));
   }
   if (looks_at_kernel) mine.kernel = time_kernel();
   PieceTimes all{};
@@ -65,7 +67,7 @@ void Group::choose_chunks(bool first, bool looks_at_kernel) {
     all.through += one.through, all.around += one.around, all.kernel += one.kernel;
     all.large[false] += one.large[false], all.large[true] += one.large[true];
   }
-  if (in_full) lane_->confine_large(all.large[true] < kConfinedPays * all.large[false]);
+  if (large) lane_->confine_large(all.large[true] < kConfinedPays * all.large[false]);
   if (timing_ != Timing::fixed) {
     cached_ = all.through <= host::kAroundPays * all.around;
     timing_ = Timing::done;
@@ -97,30 +99,23 @@ Group::PieceTimes Group::time_chunks(int rounds) {
 
 // Chooses how this rank copies large pieces through the cache. Its peers need not know.
 void Group::choose_copies() {
-  if (lane_->chunk_bytes() < host::kAbreastFrom) return;
-  lane_->stream_chunks(false);
-  constexpr double kNone = std::numeric_limits<double>::infinity();
-  double least[] = {kNone, kNone};  // as they are, and abreast: of two medians, since times vary
-  for (int turn = 0; turn < 2; ++turn)
-    for (const bool abreast : {false, true}) {
-      lane_->copy_abreast(abreast);
-      least[abreast] = std::min(least[abreast], time_pieces(lane_->chunk_bytes(), kFewRounds, 1));
-    }
-  abreast_ = least[true] < least[false];
+  const auto took = time_large([this](bool abreast) { lane_->copy_abreast(abreast); }, 1);
+  abreast_ = took[true] < took[false];
   lane_->copy_abreast(abreast_);
 }
 
-// Times the largest pieces, around whole rings and confined: of two medians each, since times vary.
-void Group::time_large(PieceTimes& times) {
-  const std::size_t bytes = lane_->chunk_bytes();
-  if (bytes < HostThread::kLarge) return;
+// Returns the times of the largest pieces without and with what `set` sets: of two medians each, since times
+// vary. before: as of time_pieces.
+std::array<double, 2> Group::time_large(const std::function<void(bool)>& set, int before) {
   lane_->stream_chunks(false);
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  std::array<double, 2> least{kNone, kNone};
   for (int turn = 0; turn < 2; ++turn)
-    for (const bool confined : {false, true}) {
-      lane_->confine_large(confined);
-      const double took = time_pieces(bytes, kFewRounds, static_cast<int>(lane_->ring_bytes() / bytes));
-      times.large[confined] = turn == 0 ? took : std::min(times.large[confined], took);
+    for (const bool with : {false, true}) {
+      set(with);
+      least[with] = std::min(least[with], time_pieces(lane_->chunk_bytes(), kFewRounds, before));
     }
+  return least;
 }
 
 // Returns the median time in microseconds that a piece to a peer and one from a peer take, after some that

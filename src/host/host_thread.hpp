@@ -94,7 +94,7 @@ class HostThread {
   void confine_large(bool confined) {
     large_ring_bytes_ = confined ? std::min(paged_ring_bytes(), layout_.ring_bytes) : layout_.ring_bytes;
   }
-  static constexpr std::size_t kLarge = std::size_t{32} << 10;
+  static constexpr std::size_t kLarge = host::kAbreastFrom;
   // Returns the most bytes of a piece of `bytes` that only go one way: half, where a half is worth its
   // signal.
   std::size_t one_way(std::size_t bytes) const {

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -17,10 +16,7 @@ namespace {
 // A folder in which the kernel seems to tell of caches.
 class Told {
  public:
-  Told() {
-    std::string name = std::filesystem::temp_directory_path() / "unisono-caches-XXXXXX";
-    folder_ = ::mkdtemp(name.data());
-  }
+  Told() { std::filesystem::create_directory(folder_); }
   ~Told() { std::filesystem::remove_all(folder_); }
   Told(const Told&) = delete;
   void add(int index, int level, const std::string& size) const {
@@ -32,7 +28,8 @@ class Told {
   std::size_t bytes(int level) const { return cache_bytes(level, folder_); }
 
  private:
-  std::filesystem::path folder_;
+  const std::filesystem::path folder_ =
+      std::filesystem::temp_directory_path() / ("unisono-caches-" + std::to_string(::getpid()));
 };
 
 TEST(Caches, AreThoseOfTheKernel) {
