@@ -55,6 +55,8 @@ function(add_cuda_lane library)
     src/fused/cuda/short_rows.cu
     src/fused/cuda/two_steps.cu
     src/moe/cuda/at_once.cu
+    src/moe/cuda/at_once_by_expert.cu
+    src/moe/cuda/at_once_by_rank.cu
     src/moe/cuda/combine.cu
     src/moe/cuda/dispatch.cu
     src/moe/cuda/low_latency_combine.cu

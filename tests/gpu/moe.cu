@@ -1,6 +1,6 @@
 // Mixture of experts on GPUs, compared with the host's engine. Ranks are threads. tests/gpu/test_moe.py
 // compiles and runs it.
-//   moe CASE RANKS    exit status 0: all is as expected; 1: not, as stderr says; 77: too few GPUs here
+//   moe CASE RANKS [SMS]  exit status 0: all is as expected; 1: not, as stderr says; 77: too few GPUs here
 #include "moe_faults.cuh"
 #include "moe_streams.cuh"
 
@@ -312,9 +312,10 @@ const std::map<std::string, void (*)(Rank&)>& cases() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3 || !cases().contains(argv[1])) return 2;
+  if (argc < 3 || argc > 4 || !cases().contains(argv[1])) return 2;
   const int ranks = std::atoi(argv[2]), gpus = device_count();
   const bool shared = gpus < ranks;
+  const int most_sms = argc == 4 ? std::atoi(argv[3]) : shared ? 128 / ranks : 0;
   if (gpus == 0 || (shared && !std::getenv("UNISONO_SHARE_DEVICE"))) return 77;
   const auto bootstraps = thread_bootstraps(ranks, std::chrono::seconds(60));
   std::vector<std::string> texts(static_cast<std::size_t>(ranks));
@@ -324,7 +325,7 @@ int main(int argc, char** argv) {
       try {
         const int device = shared ? 0 : static_cast<int>(r);
         check(cudaSetDevice(device), "a device");
-        Rank rank(bootstraps[r], {.timeout_s = 20, .device = device, .max_sms = shared ? 128 / ranks : 0});
+        Rank rank(bootstraps[r], {.timeout_s = 20, .device = device, .max_sms = most_sms});
         rank.comm.set_check(std::strcmp(argv[1], "differs") == 0);
         cases().at(argv[1])(rank);
       } catch (const std::exception& error) { texts[r] = error.what(); }

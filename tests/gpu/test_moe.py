@@ -47,6 +47,12 @@ def test_few_tokens_by_the_low_latency_kernels(program: Path, case: str, n: int)
     run(program, case, n)
 
 
+@pytest.mark.parametrize("sms", [1, 2])
+@pytest.mark.parametrize("case", ["layouts", "scaled", "dropped"])
+def test_ranks_of_one_or_two_blocks(program: Path, case: str, sms: int) -> None:
+    run(program, case, 3, sms)
+
+
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
 def test_many_tokens_by_copy_engines(program: Path, n: int) -> None:
     run(program, "copies", n)
@@ -63,8 +69,9 @@ def test_dispatches_that_differ_are_told(program: Path, n: int) -> None:
     run(program, "differs", n, UNISONO_MOE_LOW_LATENCY="0")
 
 
-def run(program: Path, case: str, n: int, **env: str) -> None:
+def run(program: Path, case: str, n: int, sms: int = 0, **env: str) -> None:
     devices_for(n)
     env["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
-    ended = ranks.run([str(program), case, str(n)], env=env, timeout_s=120)
+    limit = [str(sms)] if sms > 0 else []
+    ended = ranks.run([str(program), case, str(n), *limit], env=env, timeout_s=120)
     assert ended.code == 0, str(ended)

@@ -34,6 +34,18 @@ __device__ inline std::uint32_t load_acquire(const std::uint32_t* at) {
   return value;
 }
 
+// The same of 64 bits.
+__device__ inline std::uint64_t load_relaxed(const std::uint64_t* at) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ inline std::uint64_t load_acquire(const std::uint64_t* at) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+
 __device__ inline std::uint64_t now_ns() {
   std::uint64_t now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
@@ -55,19 +67,29 @@ __device__ __noinline__ bool patient(const Wait& wait, std::uint64_t& began, std
 }
 
 inline constexpr std::uint32_t kLook = 1024;  // polls between two such looks
+// The first polls of a wait acquire, which spares a short wait another load. Each empties the SM's L1 of what
+// other blocks may read there, so that a long wait polls without.
+inline constexpr std::uint32_t kEager = 32;
 
-// Returns whether the word has reached `expected`, within the deadline. What its writer published before is
-// then visible to this thread.
-template <class Wait>
-__device__ inline bool await(const std::uint32_t* word, std::uint32_t expected, const Wait& wait) {
+// Returns whether the word has reached `expected`, within the deadline: its low half, of 64 bits. What its
+// writer published before is then visible to this thread. last: the word.
+template <class Word, class Wait>
+__device__ inline bool await(const Word* word, std::uint32_t expected, const Wait& wait, Word& last) {
   std::uint64_t began = 0;
   for (std::uint32_t polls = 1;; ++polls) {
-    const std::uint32_t seen = load_relaxed(word);
-    if (static_cast<std::int32_t>(seen - expected) >= 0) break;
+    last = polls <= kEager ? load_acquire(word) : load_relaxed(word);
+    const auto seen = static_cast<std::uint32_t>(last);
+    if (static_cast<std::int32_t>(seen - expected) >= 0) {
+      if (polls > kEager) last = load_acquire(word);
+      return true;
+    }
     if (polls % kLook == 0 && !patient(wait, began, expected, seen)) return false;
   }
-  load_acquire(word);
-  return true;
+}
+template <class Wait>
+__device__ inline bool await(const std::uint32_t* word, std::uint32_t expected, const Wait& wait) {
+  std::uint32_t last = 0;
+  return await(word, expected, wait, last);
 }
 
 }  // namespace unisono::device

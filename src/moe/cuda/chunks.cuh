@@ -17,6 +17,7 @@ struct Range {
     const Dims& d = work.dims;
     first = 0;
     end = static_cast<unsigned>(table<std::int32_t>(work, work.space.source_rows)[source]);
+    row = table<std::int32_t>(work, work.space.first_rows)[source];
     if (one_chunk(work, combine)) return;
     const auto* const counts = table<std::uint32_t>(work, work.space.matrix) + source * work.space.columns +
                                d.experts + d.rank * work.space.chunks;
@@ -25,6 +26,7 @@ struct Range {
     end = min(first + counts[chunk], end);
   }
   unsigned first, end;
+  std::int32_t row;  // of the source's first token here, in flat and rank_major rows
 };
 
 // The ranges of all sources, one after another, from the next rank on.

@@ -6,16 +6,17 @@
 
 namespace unisono::moe::gpu {
 
-// The numbers that a block keeps of each column (Space::columns): an expert, or a rank and a chunk of tokens.
+// The numbers that a block keeps of each column: an expert, or a rank and a chunk of tokens.
 struct Counts {
-  __device__ Counts(const Work& work, std::uint32_t* memory, bool alone)
-      : columns(static_cast<unsigned>(work.space.columns)),
+  __device__ Counts(const Work& work, std::uint32_t* memory, bool alone, int chunks)
+      : chunks(static_cast<unsigned>(chunks)),
+        columns(static_cast<unsigned>(columns_of(work.dims, chunks))),
         own(memory),
         all(alone ? own : own + columns),
         earlier(own + 2 * columns),
         base(earlier + columns),
         begin(base + columns) {}
-  unsigned columns;
+  unsigned chunks, columns;
   std::uint32_t* own;      // of this block; then of this rank
   std::uint32_t* all;      // of all ranks
   std::uint32_t* earlier;  // of the ranks before this one, if there are any
@@ -146,7 +147,7 @@ template <bool kAlone = false>
 __device__ inline bool find_rooms(const Work& work, const Counts& counts, Rooms& rooms) {
   const Dims& d = work.dims;
   const bool packed = d.layout == MoeLayout::flat;
-  const auto chunks = kAlone ? 1u : static_cast<unsigned>(work.space.chunks);
+  const unsigned chunks = kAlone ? 1 : counts.chunks;
   const auto ranks = kAlone ? 1u : static_cast<unsigned>(d.ranks);
   const auto local = static_cast<unsigned>(d.local_experts);
   bool full = false;

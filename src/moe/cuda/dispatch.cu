@@ -24,13 +24,13 @@ __global__ void __launch_bounds__(kThreads, kScales == MoeScales::none ? 2 : 1)
   __shared__ Targets all_targets[kWarps];
   if (failed(work) || !begin(work, dispatch)) return;
   Targets& targets = all_targets[warp_of_block()];
-  const unsigned segments = segments_of(dispatch.tokens);
-  for (unsigned item = warp_of_grid(); item < dispatch.tokens * segments; item += warps_of_grid()) {
-    const unsigned number = dispatch.first + item / segments, segment = item % segments;
+  const Segments share = Segments::exact(dispatch.tokens, warps_of_grid());
+  for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid()) {
+    const unsigned number = dispatch.first + share.row_of(item), segment = share.segment_of(item);
     const Token token(work, number);
     const int count = find_targets(work, dispatch, token, targets);
     if (segment == 0) tell_routes(work, dispatch, token, number);
-    send_rows<T, kScales>(work, dispatch, targets, count, number, segment, segments);
+    send_rows<T, kScales>(work, dispatch, targets, count, number, segment, share);
     __syncwarp();
   }
   if (dispatch.first + dispatch.tokens < work.tokens) return;  // another launch follows

@@ -83,10 +83,10 @@ void GpuEngine::load(bool copies) {
   if (work_.space.few_tokens > 0) {
     gpu::load_low_latency_dispatch(work_.dims);
     gpu::load_low_latency_combine();
-    gpu::load_at_once(work_.dims);
+    gpu::load_at_once(work_.dims, work_.space);
   }
   gpu::load_dispatch(work_.dims, send_blocks_, bulk_);
-  gpu::load_combine(work_.dims.ranks == 1, sum_blocks_);
+  gpu::load_combine(work_.dims, sum_blocks_);
 }
 
 void GpuEngine::take(int slot) {
@@ -132,8 +132,9 @@ void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, b
     return check(gpu::low_latency_dispatch(work_, dispatch_, blocks_for_few(entries_to_fill()), stream_));
   const int senders = std::min(blocks(send_blocks_), blocks_to_send());
   if (!routed && at_once()) {
-    const int landers = work_.dims.expert_major() ? blocks_for_rows() : 1;
-    return check(gpu::dispatch_at_once(work_, dispatch_, std::max(senders, landers), stream_));
+    const int more = work_.dims.expert_major() ? blocks_for_rows() : senders + 1;
+    return check(
+        gpu::dispatch_at_once(work_, dispatch_, std::max(senders, std::min(more, most_blocks_)), stream_));
   }
   if (!routed)
     check(

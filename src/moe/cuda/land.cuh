@@ -29,7 +29,7 @@ __device__ inline void await_rows(const Work& work) {
 
 // Copies a segment of a peer's row to the other experts of its token.
 __device__ inline void fan_out(const Work& work, const Dispatch& dispatch, Targets& targets,
-                               std::size_t token_row, unsigned segment, unsigned segments) {
+                               std::size_t token_row, unsigned segment, const Segments& share) {
   const Dims& d = work.dims;
   const auto k = static_cast<unsigned>(d.top_k);
   const std::int32_t row =
@@ -43,7 +43,8 @@ __device__ inline void fan_out(const Work& work, const Dispatch& dispatch, Targe
   const auto copy = [&](std::size_t array, std::size_t bytes) {
     aim(work, targets, count, array, bytes);
     const int word = bytes % 16 == 0 ? 16 : bytes % 4 == 0 ? 4 : 1;
-    copy_row(mine<byte>(work, array) + from * bytes, targets.at, count, bytes, word, segment, segments);
+    copy_row(mine<byte>(work, array) + from * bytes, targets.at, count, static_cast<std::uint32_t>(bytes),
+             word, segment, share);
   };
   if (d.scale_bytes > 0) copy(work.space.x(work.epoch) + work.space.scales, d.scale_bytes);
   for (int p = 0; p < dispatch.payloads.count; ++p)
@@ -56,11 +57,10 @@ __device__ inline void fan_out_all(const Work& work, const Dispatch& dispatch, T
   const Dims& d = work.dims;
   for (int i = 1; i < d.ranks; ++i) {
     const int source = (d.rank + i) % d.ranks;
-    const std::uint32_t rows = source_rows[source];
-    const unsigned segments = segments_of(rows);
-    for (unsigned item = warp_of_grid(); item < rows * segments; item += warps_of_grid())
-      fan_out(work, dispatch, targets, static_cast<std::size_t>(source) * d.max_tokens + item / segments,
-              item % segments, segments);
+    const Segments share = Segments::exact(source_rows[source], warps_of_grid());
+    for (unsigned item = warp_of_grid(); item < share.items; item += warps_of_grid())
+      fan_out(work, dispatch, targets, static_cast<std::size_t>(source) * d.max_tokens + share.row_of(item),
+              share.segment_of(item), share);
   }
 }
 

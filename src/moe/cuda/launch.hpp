@@ -15,7 +15,7 @@ std::size_t route_shared_bytes(const Space& space);
 std::size_t load_route();  // returns the most shared memory that its launch may ask for
 void load_sort();
 void load_dispatch(const Dims& dims, int& blocks, bool& bulk);
-void load_combine(bool alone, int& blocks);
+void load_combine(const Dims& dims, int& blocks);
 
 // Reads topk_idx, [tokens, top_k] of type `index`, into the call's slot, and tells the peers.
 cudaError_t route(const Work& work, const void* topk_idx, DType index, int blocks, cudaStream_t stream);
@@ -30,7 +30,7 @@ cudaError_t combine(const Work& work, const Combine& combine, int blocks, cudaSt
 
 // The dispatch of some tokens, by one kernel that reads routes and sends rows.
 std::size_t at_once_shared_bytes(const Dims& dims, const Space& space);
-void load_at_once(const Dims& dims);
+void load_at_once(const Dims& dims, const Space& space);
 cudaError_t dispatch_at_once(const Work& work, const Dispatch& dispatch, int blocks, cudaStream_t stream);
 
 // The low-latency forms: one kernel for all of a dispatch or combine, or one for each of its two steps.

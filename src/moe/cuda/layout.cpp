@@ -12,9 +12,9 @@ Space::Space(const Dims& dims, std::size_t few_blocks, bool copies) {
   };
   const auto ranks = static_cast<std::size_t>(dims.ranks), k = static_cast<std::size_t>(dims.top_k);
   const auto local = static_cast<std::size_t>(dims.local_experts);
-  constexpr std::size_t word = sizeof(std::int32_t);
+  constexpr std::size_t word = sizeof(std::int32_t), kNumber = sizeof(std::uint64_t) / kNumbersOfWord;
   chunks = dims.ranks > 1 && dims.max_tokens >= 1024 ? kMostChunks : 1;
-  columns = static_cast<std::size_t>(dims.experts) + ranks * static_cast<std::size_t>(chunks);
+  columns = columns_of(dims, chunks);
   const bool pairs = dims.expert_major();
   std::size_t& slot = slot_bytes;
   matrix = at(slot, ranks * columns * word);
@@ -40,11 +40,14 @@ Space::Space(const Dims& dims, std::size_t few_blocks, bool copies) {
   scales = at(pool_bytes, pool_rows * dims.scale_bytes);
   more = at(pool_bytes, pool_rows * dims.more_bytes + kMostMore * 256);
   if (few_blocks > 0) {
-    few_tokens = std::min(std::max<std::size_t>(few_blocks / kBlocksOfToken, 1), dims.max_tokens);
-    const std::size_t few_rows = std::min(kFewSums, few_blocks * kFewSumsOfBlock);
+    const std::size_t of_token = pairs ? kBlocksOfToken : kBlocksOfTokenByRank;
+    few_tokens = std::min(std::max<std::size_t>(few_blocks / of_token, 1), dims.max_tokens);
+    const std::size_t few_rows =
+        std::min(kFewSums, pairs ? few_blocks * kFewSumsOfBlock : few_blocks * kRowsOfBlock - 1);
     few_sums_tokens = std::min({kFewSumsTokens, few_rows / std::min(ranks, k), dims.max_tokens});
     at_once_tokens = std::min({kTokensAtOnce, few_blocks * kTokensOfBlock, dims.max_tokens});
-    told_lines = lines_of((1 + columns) * sizeof(std::uint16_t));
+    rank_lines = lines_of((1 + ranks) * kNumber);
+    told_lines = rank_lines + lines_of(static_cast<std::size_t>(dims.experts) * kNumber);
     at(told_bytes, ranks * told_lines * kLine);
     row_lines =
         lines_of(2 * k * word) +

@@ -19,16 +19,19 @@ inline constexpr int kThreads = 512;               // of a block of every kernel
 inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kPositionBits = 24;  // of a token among those of its rank for another
 inline constexpr std::int32_t kNone = -1;
-// A dispatch takes the low-latency kernel while it has so many blocks for each token; then, up to so many
-// tokens of a rank and of each of its blocks, the one that reads the routes and sends the rows at once.
-inline constexpr std::size_t kBlocksOfToken = 2, kTokensAtOnce = 512, kTokensOfBlock = 32;
+// A dispatch takes the low-latency kernel while it has so many blocks for each token, to expert_major rows or
+// to others; then, up to so many tokens of a rank and of each of its blocks, the one that reads the routes
+// and sends the rows at once.
+inline constexpr std::size_t kBlocksOfToken = 2, kBlocksOfTokenByRank = 32;
+inline constexpr std::size_t kTokensAtOnce = 512, kTokensOfBlock = 32;
 // A combine takes the low-latency kernel if a rank has so few tokens, and so few rows can be expected, also
-// for each of its blocks.
-inline constexpr std::size_t kFewSumsTokens = 128, kFewSums = 256, kFewSumsOfBlock = 4;
+// for each of its blocks: with expert_major so many, otherwise fewer than the last number.
+inline constexpr std::size_t kFewSumsTokens = 128, kFewSums = 256, kFewSumsOfBlock = 4, kRowsOfBlock = 2;
 
 // Sizes of lines (docs/gpu.md), in which the low-latency kernels send rows.
 inline constexpr std::size_t kLine = 128;         // bytes
 inline constexpr std::size_t kWordsOfLine = 15;   // of 8 bytes, of data
+inline constexpr std::size_t kNumbersOfWord = 4;  // that ranks tell
 inline constexpr std::size_t kBlocksOfUnit = 15;  // scaled blocks of 128 codes, which are 16 lines
 inline constexpr std::size_t kLinesOfUnit = 17;   // of their codes, and of their scales
 UNISONO_PORTABLE constexpr std::size_t lines_of(std::size_t bytes) {
@@ -54,19 +57,24 @@ UNISONO_PORTABLE constexpr int slot_of(const Dims& dims, Told kind, int source) 
 // A rank's message of a combine, which is one word of 64 bits.
 struct alignas(8) Lent {
   static constexpr std::size_t kUnit = 16;  // bytes
-  std::uint32_t chunks;                     // that may be read, in all combines
+  std::uint32_t chunks;                     // parts of those that may be read, in all combines (parts_of)
   std::uint32_t at;  // where in its area the rank lends its rows, in units; 0: it pushes their sums
 };
 
 // Counters of this rank. They lie in the GPU's memory: a graph that is replayed goes on with them.
 struct Counters {
-  std::uint32_t dispatches;                // that have begun: signals of kind `begun`
-  std::uint32_t landed, combines;          // that have ended
-  std::uint32_t lent;                      // combines to which this rank has lent rows
-  std::uint32_t tickets[2 + kMostChunks];  // of blocks that have ended: the last one goes on
-  unsigned long long phases[2];            // low-latency: of dispatches and combines, as Phase counts
+  std::uint32_t dispatches;        // that have begun: signals of kind `begun`
+  std::uint32_t landed, combines;  // that have ended
+  std::uint32_t lent;              // combines to which this rank has lent rows
+  std::uint32_t tickets[2];        // of blocks that have ended: the last one goes on
+  unsigned long long phases[2];    // low-latency: of dispatches and combines, as Phase counts
 };
-enum Ticket : int { kEndTicket, kSentTicket, kChunkTicket };  // kChunkTicket: and after
+enum Ticket : int { kEndTicket, kSentTicket };
+
+// Returns how many numbers routes count: pairs of each expert, and tokens of each rank and chunk.
+UNISONO_PORTABLE constexpr std::size_t columns_of(const Dims& dims, int chunks) {
+  return static_cast<std::size_t>(dims.experts) + static_cast<std::size_t>(dims.ranks * chunks);
+}
 
 // Offsets in every rank's area. A slot has a routing: first what peers write there, then what is this rank's.
 struct Space {
@@ -94,7 +102,7 @@ struct Space {
   std::size_t slot(int number) const { return slots + static_cast<std::size_t>(number) * slot_bytes; }
 
   int chunks = 1;            // of a rank's tokens
-  std::size_t columns = 0;   // of what routes count: pairs of each expert, and tokens of each rank and chunk
+  std::size_t columns = 0;   // columns_of that
   std::size_t counters = 0;  // Counters
   std::size_t totals = 0;    // [kRouteBlocks, columns] u64: what each block of the route kernel has counted
   std::size_t slots = 0, slot_bytes = 0;
@@ -109,7 +117,7 @@ struct Space {
   // counted; twice [ranks, few_tokens, row_lines], their rows; of at most few_sums_tokens twice [ranks,
   // few_sums_tokens, sum_lines], what peers have summed.
   std::size_t few_tokens = 0, few_sums_tokens = 0;
-  std::size_t told = 0, told_bytes = 0, told_lines = 0;
+  std::size_t told = 0, told_bytes = 0, told_lines = 0, rank_lines = 0;  // the last: those that tell of ranks
   std::size_t sent = 0, sent_bytes = 0, row_lines = 0;
   std::size_t few_sums = 0, few_sums_bytes = 0, sum_lines = 0;
   // The most tokens of a rank that one kernel dispatches, if they are more than few_tokens; 0: never. It

@@ -5,6 +5,8 @@
 
 namespace unisono::moe::gpu {
 
+static_assert(device::kMostRanks <= kThreads);  // a thread for each rank
+
 // Returns where in each area the peers put their sums.
 __device__ inline std::size_t sums_of(const Work& work, std::uint32_t combines) {
   return work.space.sums + combines % 2 * work.space.sums_bytes;
@@ -16,48 +18,68 @@ __device__ inline Lent* lent_by(const Work& work, int rank, int source, std::uin
 
 // The rows of this rank's tokens at each rank: where the first one lies, and whether the rank lends it.
 struct Sources {
-  // Finds them, once the ranks have told. A thread for each rank calls it.
-  __device__ void find(const Work& work, const Combine& combine, std::uint32_t combines, int rank) {
+  // Finds them, for a thread of each rank, once that has told: `lent`, its Lent::at. there: the first row.
+  __device__ void find(const Work& work, const Combine& combine, std::uint32_t combines, int rank,
+                       std::size_t lent, std::size_t there) {
     const Dims& d = work.dims;
-    const std::size_t lent = combine.returned > 0 ? 0 : lent_by(work, d.rank, rank, combines)->at;
-    const auto there = static_cast<std::size_t>(table<std::int32_t>(work, work.space.first_there)[rank]);
     const std::size_t brought = combine.returned > 0 ? combine.returned : sums_of(work, combines);
     lends[rank] = lent != 0;
-    first[rank] = lends[rank] ? at<byte>(work, rank, lent * Lent::kUnit) + there * combine.bytes
-                              : mine<byte>(work, brought) + rank * d.max_tokens * combine.bytes;
+    if (rank == d.rank) first[rank] = combine.y + there * combine.bytes;  // one row for each of its tokens
+    else if (lends[rank]) first[rank] = at<byte>(work, rank, lent * Lent::kUnit) + there * combine.bytes;
+    else first[rank] = mine<byte>(work, brought) + rank * d.max_tokens * combine.bytes;
   }
   const byte* first[device::kMostRanks];
   bool lends[device::kMostRanks];
 };
 
-// Tells the peers how many chunks have come, in all combines, or that they may read this rank's rows where
-// they lie. Lent rows were written before this kernel, which has nothing to publish then: a release would
-// cost a microsecond.
-__device__ inline void tell_rows(const Work& work, const Combine& combine, std::uint32_t combines,
-                                 std::uint32_t chunks) {
-  const Dims& d = work.dims;
-  const std::uint64_t lent =
-      combine.lends ? static_cast<std::uint64_t>(combine.y - work.own) / Lent::kUnit : 0;
-  const std::uint64_t word = lent << 32 | chunks;
-  for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += static_cast<int>(blockDim.x)) {
-    if (r == d.rank) continue;
-    Lent* const there = lent_by(work, r, d.rank, combines);
-    if (combine.lends) asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(there), "l"(word) : "memory");
-    else asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(there), "l"(word) : "memory");
-  }
+// Returns what `Lent::chunks` says once so many chunks may be read. A peer's words are used in turns.
+__device__ inline std::uint32_t parts_of(const Work& work, std::uint32_t combines, std::uint32_t chunks) {
+  return (combines / 2 * static_cast<std::uint32_t>(work.space.chunks) + chunks) * kWhole;
 }
 
-// Waits until every peer has told of so many chunks, in all combines. All threads of a block call it.
+// Tells the peers that they may read this rank's rows where they lie. The rows were written before this
+// kernel, which has nothing to publish: a release would cost a microsecond.
+__device__ inline void lend_rows(const Work& work, const Combine& combine, std::uint32_t combines) {
+  const Dims& d = work.dims;
+  const std::uint64_t lent = static_cast<std::uint64_t>(combine.y - work.own) / Lent::kUnit;
+  const std::uint64_t word =
+      lent << 32 | parts_of(work, combines, static_cast<std::uint32_t>(work.space.chunks));
+  if (const auto r = static_cast<int>(threadIdx.x); r < d.ranks && r != d.rank)
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(lent_by(work, r, d.rank, combines)), "l"(word)
+                 : "memory");
+}
+
+// Tells the peers that this block has pushed its part of so many chunks. All threads of it call it.
+__device__ inline void tell_pushed(const Work& work, std::uint32_t combines, std::uint32_t chunks) {
+  const Dims& d = work.dims;
+  __syncthreads();
+  if (const auto r = static_cast<int>(threadIdx.x); r < d.ranks && r != d.rank)
+    device::increment_release(&lent_by(work, r, d.rank, combines)->chunks, part_of_block() * chunks);
+}
+
+// Returns the first row of this rank's tokens at the rank of this thread, if it has one.
+__device__ inline std::int32_t first_row_there(const Work& work) {
+  const auto ranks = static_cast<unsigned>(work.dims.ranks);
+  return threadIdx.x < ranks ? table<std::int32_t>(work, work.space.first_there)[threadIdx.x] : 0;
+}
+
+// Waits until every peer has told of so many chunks, and `finds` its rows. there: as first_row_there says.
+// All threads of a block call it.
 __device__ inline bool hear_rows(const Work& work, const Combine& combine, std::uint32_t combines,
-                                 std::uint32_t chunks) {
-  if (combine.returned > 0) return hear_all(work, Told::returned, chunks);
+                                 std::uint32_t chunks, bool finds, std::int32_t there, Sources& sources) {
   const Dims& d = work.dims;
   bool arrived = true;
-  for (int r = static_cast<int>(threadIdx.x); r < d.ranks; r += static_cast<int>(blockDim.x))
-    if (r != d.rank)
-      arrived = device::await(&lent_by(work, d.rank, r, combines)->chunks, chunks,
-                              device::detail::Wait{work.area, slot_of(d, Told::summed, r), r}) &&
-                arrived;
+  if (const auto r = static_cast<int>(threadIdx.x); r < d.ranks) {
+    std::uint64_t lent = 0;
+    if (r != d.rank && combine.returned > 0)
+      arrived =
+          device::thread_wait(work.area, slot_of(d, Told::returned, r), combine.chunks_before + chunks, r);
+    else if (r != d.rank)
+      arrived = device::await(reinterpret_cast<const std::uint64_t*>(lent_by(work, d.rank, r, combines)),
+                              parts_of(work, combines, chunks),
+                              device::detail::Wait{work.area, slot_of(d, Told::summed, r), r}, lent);
+    if (finds) sources.find(work, combine, combines, r, lent >> 32, static_cast<std::size_t>(there));
+  }
   return __syncthreads_and(arrived) != 0;
 }
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/device/memory.cuh"
-#include "moe/cuda/device.cuh"
+#include "moe/cuda/segments.cuh"
 
 namespace unisono::moe::gpu {
 
@@ -33,31 +33,6 @@ __device__ inline Packet* packet_of(byte* lines, unsigned line) {
 __device__ inline unsigned spread_warp(unsigned block = blockIdx.x, unsigned blocks = gridDim.x) {
   return warp_of_block() * blocks + block;
 }
-
-// The shares of warps in rows: each row has as many segments as a power of two allows. A division takes a
-// hundred cycles, which few tokens would wait for.
-struct Segments {
-  __device__ explicit Segments(unsigned rows, unsigned warps = warps_of_grid())
-      : shift(min(max(log2(warps) - log2(2 * max(rows, 1u) - 1), 0), 5)), items(rows << shift) {}
-  __device__ static int log2(unsigned number) { return 31 - __clz(static_cast<int>(number)); }
-  __device__ unsigned row_of(unsigned item) const { return item >> shift; }
-  __device__ unsigned segment_of(unsigned item) const { return item & ((1u << shift) - 1); }
-  __device__ unsigned each() const { return 1u << shift; }
-  // Returns the most steps of a segment.
-  __device__ unsigned share(unsigned steps) const { return (steps + (1u << shift) - 1) >> shift; }
-  int shift;
-  unsigned items;
-};
-
-// The steps in which a warp has its segment of `count` items, `each` of them in a step.
-struct Steps {
-  __device__ Steps(unsigned count, unsigned each, unsigned segment, const Segments& of) {
-    const unsigned all = (count + each - 1) / each, share = of.share(all);
-    first = min(segment * share, all);
-    end = min(first + share, all);
-  }
-  unsigned first, end;
-};
 
 // The number of a kernel's phase, from 1, alike to all threads of all blocks. The blocks count themselves in
 // the word's low bits, and the last one moves it on. It comes while a block does other work: each warp asks

@@ -187,10 +187,10 @@ __device__ bool land_row(const Work& work, const Dispatch& dispatch, const Few& 
         if (quantised)
           quantise_row<T, kScales>(work, payload.from + row.token * d.row_bytes, targets, count,
                                    work.space.x(work.epoch) + work.space.scales, dispatch.wide, segment,
-                                   share.each());
+                                   share);
       if (!quantised)
         copy_row(payload.from + std::size_t{row.token} * payload.bytes, targets.at, count, payload.bytes,
-                 kWide ? 16 : payload.word, segment, share.each());
+                 kWide ? 16 : payload.word, segment, share);
     } else if (quantised) {
       if (!land_units<kScales>(work, row, line, payload, targets, count, segment, share)) return false;
       line += unit_lines(d);
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ Rooms rooms;
   const Few few(work, memory, work.space.few_tokens);
   const Rounds rounds(work, shares);
-  const std::int64_t loaded = dispatch.routed ? kNone : rounds.load(dispatch, rounds.first);
+  const Entry loaded = dispatch.routed ? Entry() : rounds.load(dispatch, rounds.first);
   const Phase phase_to_come(counters(work).phases, dispatch.sends);
   if (threadIdx.x == 0) few.number(0) = dispatch.weights ? 1 : 0;
   if (dispatch.routed) {
@@ -246,7 +246,8 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   const std::uint64_t phase = phase_to_come.number();
-  if (dispatch.sends) tell_few(work, dispatch, few, phase);
+  const Lines lines = lines_to_tell(work, dispatch);
+  if (dispatch.sends) tell_few(work, few, phase, lines, blockIdx.x, gridDim.x);
   if (!dispatch.routed) {
     place_pairs(work, few, rounds);
     __syncthreads();
@@ -258,7 +259,7 @@ __global__ void __launch_bounds__(kThreads)
       send_row<T, kScales, kWide>(work, dispatch, few, share.row_of(item), share.segment_of(item), share,
                                   phase);
   }
-  if (!dispatch.lands || !hear_few(work, dispatch, few, phase)) return;
+  if (!dispatch.lands || !hear_few(work, dispatch, few, phase, lines.end)) return;
   const Role role(work.dims, dispatch);
   if (!dispatch.routed && role.sets) {
     if (!lay_out_few(work, few, rooms)) return;

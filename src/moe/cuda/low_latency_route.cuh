@@ -11,59 +11,94 @@ inline constexpr std::uint32_t kMasked = ~0u;  // of a pair without an expert
 
 // The knowledge of a block, in shared memory: of this rank's tokens, then of what comes.
 struct Few {
-  // A rank's message: numbers of 16 bits, first whether its tokens have weights, then its columns. It has as
-  // many words as its lines.
+  // A rank's message: numbers of 16 bits. Its first lines tell whether the rank's tokens have weights, and
+  // how many go to each rank; the others, the pairs of each expert. It has as many words as its lines.
   __host__ __device__ static std::size_t words(const Space& space) { return space.told_lines * kWordsOfLine; }
   // most: tokens for which there is room.
   __host__ __device__ static std::size_t bytes(const Dims& dims, const Space& space, std::size_t most) {
     const auto ranks = static_cast<std::size_t>(dims.ranks);
     const std::size_t pairs = most * static_cast<std::size_t>(dims.top_k);
     return (ranks + 1) * words(space) * sizeof(std::uint64_t) +
-           ((kWarps + 5) * space.columns + 1 + static_cast<std::size_t>(dims.experts) + 2 * pairs +
+           ((kWarps + 5) * columns_of(dims, 1) + 1 + static_cast<std::size_t>(dims.experts) + 2 * pairs +
             4 * ranks + most) *
                sizeof(std::uint32_t);
   }
 
-  __device__ Few(const Work& work, std::uint64_t* memory, std::size_t most)
-      : told(memory),
-        message(told + work.dims.ranks * words(work.space)),
-        warps(reinterpret_cast<std::uint32_t*>(message + words(work.space))),
-        counts(work, warps + kWarps * work.space.columns, false),
+  __device__ Few(const Work& work, std::uint64_t* memory, std::size_t room)
+      : ranks(static_cast<unsigned>(work.dims.ranks)),
+        stride(static_cast<unsigned>(words(work.space))),
+        first_expert(static_cast<unsigned>(work.space.rank_lines * kWordsOfLine * kNumbersOfWord)),
+        told(memory),
+        message(told + ranks * stride),
+        warps(reinterpret_cast<std::uint32_t*>(message + stride)),
+        counts(work, warps + kWarps * static_cast<unsigned>(columns_of(work.dims, 1)), false, 1),
         starts(counts.begin + work.dims.experts + 1),
         pairs(starts + work.dims.experts),
-        homes(reinterpret_cast<std::int32_t*>(pairs + most * work.dims.top_k)),
-        weighted(reinterpret_cast<std::uint32_t*>(homes + most * work.dims.top_k)),
-        sources(weighted + work.dims.ranks, work.dims.ranks),
-        own(sources.first_rows + work.dims.ranks),
-        stride(static_cast<unsigned>(words(work.space))) {}
-  // Returns a number of this rank's message.
-  __device__ std::uint16_t& number(unsigned i) const { return reinterpret_cast<std::uint16_t*>(message)[i]; }
-  // Returns the numbers that a rank has told.
-  __device__ const std::uint16_t* told_by(unsigned rank) const {
-    return reinterpret_cast<const std::uint16_t*>(told + rank * stride);
+        homes(reinterpret_cast<std::int32_t*>(pairs + static_cast<unsigned>(room) * pairs_of_token(work))),
+        weighted(
+            reinterpret_cast<std::uint32_t*>(homes + static_cast<unsigned>(room) * pairs_of_token(work))),
+        sources(weighted + ranks, work.dims.ranks),
+        own(sources.first_rows + ranks) {}
+  // Returns where a message has a column's number.
+  __device__ unsigned place_of(unsigned column) const {
+    const unsigned experts = counts.columns - ranks;
+    return column < experts ? first_expert + column : 1 + column - experts;
   }
+  __device__ std::uint16_t& number(unsigned place) const {
+    return reinterpret_cast<std::uint16_t*>(message)[place];
+  }
+  // Returns a number that a rank has told.
+  __device__ std::uint32_t told_by(unsigned rank, unsigned place) const {
+    return reinterpret_cast<const std::uint16_t*>(told + rank * stride)[place];
+  }
+  __device__ std::uint32_t tokens_told(unsigned from, unsigned to) const { return told_by(from, 1 + to); }
 
+  unsigned ranks;
+  unsigned stride;         // words of a message
+  unsigned first_expert;   // its place in a message
   std::uint64_t* told;     // [ranks, words]
   std::uint64_t* message;  // [words]: this rank's
   std::uint32_t* warps;    // [kWarps, columns]: of each warp; then of the warps before it
   Counts counts;
   std::uint32_t* starts;    // [ranks, local experts]: the first pair of each source and expert here
-  std::uint32_t* pairs;     // [most, top_k]: expert << 16 | number among this rank's for the expert
-  std::int32_t* homes;      // [most, top_k]: as Space::homes, also those for which there is no room
+  std::uint32_t* pairs;     // [room, top_k]: expert << 16 | number among this rank's for the expert
+  std::int32_t* homes;      // [room, top_k]: as Space::homes, also those for which there is no room
   std::uint32_t* weighted;  // [ranks]
   Sources sources;
-  std::uint32_t* own;  // [most]: those of this rank that have a copy here, by position
-  unsigned stride;     // words of a message
+  std::uint32_t* own;  // [room]: those of this rank that have a copy here, by position
+
+ private:
+  __device__ static unsigned pairs_of_token(const Work& work) {
+    return static_cast<unsigned>(work.dims.top_k);
+  }
 };
 
-__device__ inline unsigned lines_to_tell(const Work& work, const Dispatch& dispatch) {
-  return dispatch.routed ? 1 : static_cast<unsigned>(work.space.told_lines);
+// The lines of a message, from first to end.
+struct Lines {
+  unsigned first, end;
+};
+
+// Returns those that a dispatch needs: of a routing that is kept, that which tells of weights.
+__device__ inline Lines lines_to_tell(const Work& work, const Dispatch& dispatch) {
+  return {0, dispatch.routed ? 1 : static_cast<unsigned>(work.space.told_lines)};
 }
 
-// Returns the column of a rank's tokens. They are one chunk.
+// Returns the column of a rank's tokens.
 __device__ inline unsigned column_of(const Work& work, int rank) {
-  return static_cast<unsigned>(work.dims.experts + rank * work.space.chunks);
+  return static_cast<unsigned>(work.dims.experts + rank);
 }
+
+// An entry of topk_idx, on its way: a conversion would wait for it.
+struct Entry {
+  __device__ void load(const Dispatch& dispatch, unsigned pair) {
+    if (dispatch.wide_index) wide = static_cast<const std::int64_t*>(dispatch.topk_idx)[pair];
+    else narrow = static_cast<const std::int32_t*>(dispatch.topk_idx)[pair];
+  }
+  // Returns the entry, which may be no expert.
+  __device__ std::int64_t of(const Dispatch& dispatch) const { return dispatch.wide_index ? wide : narrow; }
+  std::int64_t wide = kNone;
+  std::int32_t narrow = kNone;
+};
 
 // The tokens of a warp, in rounds.
 struct Rounds {
@@ -81,11 +116,11 @@ struct Rounds {
   }
   // Returns this lane's pair in the round that begins with token `from`.
   __device__ unsigned pair(unsigned from) const { return (from + round.in_round) * round.k + round.place; }
-  // Returns its expert, which may be no expert.
-  __device__ std::int64_t load(const Dispatch& dispatch, unsigned from) const {
-    if (!round.has(from, end)) return kNone;
-    return dispatch.wide_index ? static_cast<const std::int64_t*>(dispatch.topk_idx)[pair(from)]
-                               : static_cast<const std::int32_t*>(dispatch.topk_idx)[pair(from)];
+  // Loads its expert.
+  __device__ Entry load(const Dispatch& dispatch, unsigned from) const {
+    Entry entry;
+    if (round.has(from, end)) entry.load(dispatch, pair(from));
+    return entry;
   }
   Round round;
   unsigned of_warp, tokens, first, end;
@@ -94,7 +129,7 @@ struct Rounds {
 // Counts the pairs and copies by warps, and numbers those of this warp: in few.pairs and few.homes. loaded:
 // this lane's expert of the first round. Returns whether all are experts, for this thread.
 __device__ inline bool count_pairs(const Work& work, const Shares& shares, const Dispatch& dispatch,
-                                   const Few& few, const Rounds& rounds, std::int64_t loaded) {
+                                   const Few& few, const Rounds& rounds, Entry loaded) {
   const Dims& d = work.dims;
   std::uint32_t* const columns = few.warps + warp_of_block() * few.counts.columns;
   bool right = true;
@@ -102,7 +137,7 @@ __device__ inline bool count_pairs(const Work& work, const Shares& shares, const
     for (unsigned c = lane(); c < few.counts.columns; c += 32) columns[c] = 0;
   __syncwarp();
   for (unsigned from = rounds.first; from < rounds.end; from += rounds.round.tokens) {
-    const std::int64_t read = loaded;
+    const std::int64_t read = loaded.of(dispatch);
     loaded = rounds.load(dispatch, from + rounds.round.tokens);
     right = right && read >= -1 && read < d.experts;
     const bool has = read >= 0 && read < d.experts;
@@ -136,7 +171,7 @@ __device__ inline void sum_few(const Few& few, unsigned warps) {
       of_warp = sum;
       sum += its;
     }
-    few.number(1 + c) = static_cast<std::uint16_t>(sum);
+    few.number(few.place_of(c)) = static_cast<std::uint16_t>(sum);
   }
 }
 
@@ -157,48 +192,52 @@ __device__ inline void place_pairs(const Work& work, const Few& few, const Round
   }
 }
 
+// Returns to all threads of a block whether the call goes on: whether no thread has found what is not right,
+// as a pair of no expert.
+__device__ inline bool all_right(const Work& work, const Dispatch& dispatch, bool right) {
+  if (__syncthreads_and(right) != 0) return true;
+  if (failed(work)) return false;
+  if (dispatch.wide_index) refuse(work, static_cast<const std::int64_t*>(dispatch.topk_idx), 0, work.tokens);
+  else refuse(work, static_cast<const std::int32_t*>(dispatch.topk_idx), 0, work.tokens);
+  return false;
+}
+
 // Counts this rank's routes. All threads of a block call it, and have the same answer: whether the call goes
 // on. They meet before they read the message.
 __device__ inline bool count_routes(const Work& work, const Shares& shares, const Dispatch& dispatch,
-                                    const Few& few, const Rounds& rounds, std::int64_t loaded) {
+                                    const Few& few, const Rounds& rounds, Entry loaded) {
   const bool fails = threadIdx.x == kThreads - 1 && device::load_relaxed(&work.status->failed) != 0;
   const bool right = count_pairs(work, shares, dispatch, few, rounds, loaded);
-  if (__syncthreads_and(right && !fails) == 0) {
-    if (failed(work)) return false;
-    if (dispatch.wide_index)
-      refuse(work, static_cast<const std::int64_t*>(dispatch.topk_idx), 0, work.tokens);
-    else refuse(work, static_cast<const std::int32_t*>(dispatch.topk_idx), 0, work.tokens);
-    return false;
-  }
+  if (!all_right(work, dispatch, right && !fails)) return false;
   sum_few(few, rounds.warps());
   return true;
 }
 
-// Tells every rank, also this one, what this rank has counted, and that it has begun the phase.
-__device__ inline void tell_few(const Work& work, const Dispatch& dispatch, const Few& few,
-                                std::uint64_t phase) {
+// Tells ranks, also this one, what this rank has counted, and that it has begun the phase: every stride-th
+// rank, from the first-th after this one on.
+__device__ inline void tell_few(const Work& work, const Few& few, std::uint64_t phase, Lines lines,
+                                unsigned first, unsigned stride) {
   const auto ranks = static_cast<unsigned>(work.dims.ranks), rank = static_cast<unsigned>(work.dims.rank);
-  const unsigned lines = lines_to_tell(work, dispatch);
-  for (unsigned i = blockIdx.x; i < ranks; i += gridDim.x) {
+  const unsigned steps = (lines.end - lines.first + kLinesOfWarp - 1) / kLinesOfWarp;
+  for (unsigned i = first, step = warp_of_block(); steps > 0; step += kWarps) {
+    for (; step >= steps; step -= steps) i += stride;
+    if (i >= ranks) break;
     const unsigned peer = rank + 1 + i < ranks ? rank + 1 + i : rank + 1 + i - ranks;
     byte* const there = at<byte>(work, static_cast<int>(peer), work.space.told_of(phase)) +
                         rank * static_cast<unsigned>(work.space.told_lines * kLine);
-    for (unsigned step = warp_of_block(); step * kLinesOfWarp < lines; step += kWarps) {
-      const unsigned line = line_of(step), w = word_of(line);
-      __syncwarp();
-      if (line < lines)
-        cuda::store_packet(packet_of(there, line),
-                           {few.message[w], ends_line() ? phase : few.message[w + 1]});
-    }
+    const unsigned line = lines.first + line_of(step), w = word_of(line);
+    __syncwarp();
+    if (line < lines.end)
+      cuda::store_packet(packet_of(there, line), {few.message[w], ends_line() ? phase : few.message[w + 1]});
   }
 }
 
-// Waits for what all ranks tell. The last warp then knows where each source's rows go here, as the block does
-// once it has met. All threads of a block call it, and have the same answer.
+// Waits for the first lines of what all ranks tell. The last warp then knows where each source's rows go
+// here, as the block does once it has met. All threads of a block call it, and have the same answer.
 __device__ inline bool hear_few(const Work& work, const Dispatch& dispatch, const Few& few,
-                                std::uint64_t phase) {
+                                std::uint64_t phase, unsigned lines) {
   const auto ranks = static_cast<unsigned>(work.dims.ranks);
-  const unsigned lines = lines_to_tell(work, dispatch), steps = (lines + kLinesOfWarp - 1) / kLinesOfWarp;
+  const unsigned steps = (lines + kLinesOfWarp - 1) / kLinesOfWarp;
   bool heard = true;
   for (unsigned source = 0, step = warp_of_block(); heard; step += kWarps) {
     for (; step >= steps; step -= steps) ++source;
@@ -217,9 +256,9 @@ __device__ inline bool hear_few(const Work& work, const Dispatch& dispatch, cons
   if (__syncthreads_and(heard) == 0) return false;
   if (!in_last_warp()) return true;
   for (unsigned s = lane(); s < ranks; s += 32) {
-    few.weighted[s] = few.told_by(s)[0];
+    few.weighted[s] = few.told_by(s, 0);
     if (blockIdx.x == 0) table<std::uint32_t>(work, work.space.weighted)[s] = few.weighted[s];
-    if (!dispatch.routed) few.sources.tokens[s] = few.told_by(s)[1 + column_of(work, work.dims.rank)];
+    if (!dispatch.routed) few.sources.tokens[s] = few.tokens_told(s, static_cast<unsigned>(work.dims.rank));
   }
   if (dispatch.routed) return true;
   __syncwarp();
@@ -232,9 +271,10 @@ __device__ inline void sum_told(const Work& work, const Few& few) {
   const Dims& d = work.dims;
   for (unsigned c = threadIdx.x; c < few.counts.columns; c += kThreads) {
     std::uint32_t sum = 0, earlier = 0;
+    const unsigned place = few.place_of(c);
 #pragma unroll 2
     for (int s = 0; s < d.ranks; ++s) {
-      const std::uint32_t its = few.told_by(static_cast<unsigned>(s))[1 + c];
+      const std::uint32_t its = few.told_by(static_cast<unsigned>(s), place);
       earlier += s < d.rank ? its : 0;
       sum += its;
     }
@@ -253,7 +293,7 @@ __device__ inline void find_starts(const Work& work, const Few& few) {
 #pragma unroll 2
     for (unsigned s = 0; s < static_cast<unsigned>(d.ranks); ++s) {
       few.starts[s * local + e] = next;
-      next += few.told_by(s)[1 + first + e];
+      next += few.told_by(s, few.place_of(first + e));
     }
   }
 }

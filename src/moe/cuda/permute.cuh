@@ -17,8 +17,8 @@ namespace {
 constexpr std::size_t kBufferAlign = 128;
 
 // How permute_kernel moves rows: whole, as bytes; or in segments that a warp quantises in a short time.
-struct Segments {
-  UNISONO_PORTABLE Segments(const Dims& dims, MoeScales scales, std::uint32_t bytes_of_row) {
+struct RowSegments {
+  UNISONO_PORTABLE RowSegments(const Dims& dims, MoeScales scales, std::uint32_t bytes_of_row) {
     if (scales == MoeScales::none) {
       each = all = bytes_of_row;
       buffer_bytes = scales_at = round_up(each, kBufferAlign);
@@ -66,7 +66,7 @@ __device__ void send_rest(const Work& work, const Dispatch& dispatch, Targets& t
   tell_routes(work, dispatch, token, number);
   if (dispatch.payloads.count == 1) return;
   const int count = find_targets(work, dispatch, token, targets);
-  copy_payloads(work, dispatch, targets, count, 1, number, 0, 1);
+  copy_payloads(work, dispatch, targets, count, 1, number, 0, Segments::exact(1, 1));
 }
 
 // Sends the tokens of a rank alone: a warp has a row in shared memory, from which it goes to all its places.
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr bool kQuantised = kScales != MoeScales::none;
   const Dims& d = work.dims;
   const Payload& x = dispatch.payloads.of[0];
-  const Segments segments(d, kScales, x.bytes);
+  const RowSegments segments(d, kScales, x.bytes);
   const unsigned tokens = (work.tokens + gridDim.x - 1 - blockIdx.x) / gridDim.x;
   const unsigned experts = (static_cast<unsigned>(d.local_experts) + gridDim.x - 1 - blockIdx.x) / gridDim.x;
   const unsigned rows = tokens * segments.count;
@@ -182,7 +182,7 @@ constexpr std::size_t kRowsBytes = 172 << 10;
 // Returns the warps of a block of permute_kernel, or 0 if rows are too wide for it.
 unsigned permuting_warps(const Dims& dims, std::uint32_t bytes_of_row) {
   const std::size_t warps = (kRowsBytes - kBufferAlign) /
-                            Segments(dims, dims.scales, bytes_of_row).buffer_bytes /
+                            RowSegments(dims, dims.scales, bytes_of_row).buffer_bytes /
                             buffers_of_warp(dims.scales);
   return warps < 4 ? 0 : static_cast<unsigned>(std::min<std::size_t>(warps, kWarps));
 }

@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned before = blockIdx.x * shares.of_block;
   Tokens<Index, kAlone> tokens(work, shares, topk_idx, before, before + shares.of_block);
   const Marks marks(work, reinterpret_cast<std::uint32_t*>(memory));
-  const Counts counts(work, marks.seen + marks.rows, kAlone);
+  const Counts counts(work, marks.seen + marks.rows, kAlone, work.space.chunks);
   const bool chunked = work.space.chunks > 1;
   const unsigned counted = chunked ? static_cast<unsigned>(work.dims.experts) : marks.rows;
   const bool several = tokens.end - tokens.first > kTile;

@@ -7,7 +7,7 @@
 #include "base/numeric.hpp"
 #include "base/scales.hpp"
 #include "cuda/device/codes.cuh"
-#include "moe/cuda/device.cuh"
+#include "moe/cuda/segments.cuh"
 
 namespace unisono::moe::gpu {
 
@@ -61,21 +61,6 @@ inline auto by_form(const Dims& dims, const Of& of) {
   return dims.dtype == DType::f16 ? scaled(F16{}) : scaled(BF16{});
 }
 
-// The part of a row that a warp has: from first to end, in steps of the warp.
-struct Part {
-  __device__ Part(std::size_t steps, unsigned segment, unsigned segments) {
-    const std::size_t share = (steps + segments - 1) / segments;
-    first = min(segment * share, steps);
-    end = min(first + share, steps);
-  }
-  std::size_t first, end;
-};
-
-// Returns in how many segments the grid's warps have each of so many rows.
-__device__ inline unsigned segments_of(unsigned rows) {
-  return max(1u, min(warps_of_grid() / max(rows, 1u), 16u));
-}
-
 // Where a warp's row goes: rows of ranks.
 struct Target {
   int rank;
@@ -97,34 +82,52 @@ __device__ inline void aim(const Work& work, Targets& targets, int count, std::s
   __syncwarp();
 }
 
+// A warp's copy of a segment of a row, by words of one size. Its first words are loaded before their places
+// need be known.
 template <class Word>
-__device__ inline void copy_words(const byte* from, byte* const* to, int count, std::size_t bytes,
-                                  unsigned segment, unsigned segments) {
-  constexpr int kAhead = 4;  // words that a lane loads before it stores the first
-  const std::size_t words = bytes / sizeof(Word);
-  const Part part((words + 31) / 32, segment, segments);
-  const std::size_t end = min(part.end * 32, words);
-  for (std::size_t i = part.first * 32 + lane(); i < end; i += 32 * kAhead) {
-    Word some[kAhead];
+struct RowCopy {
+  static constexpr unsigned kAhead = 4;  // words of a lane that are loaded together
+
+  RowCopy() = default;
+  __device__ RowCopy(const byte* row, std::uint32_t bytes, unsigned segment, const Segments& share)
+      : from(reinterpret_cast<const Word*>(row)) {
+    const unsigned words = bytes / static_cast<unsigned>(sizeof(Word));
+    const Steps part(words, 32, segment, share);
+    next = part.first * 32 + lane();
+    end = min(part.end * 32, words);
+    load(some);
+  }
+  __device__ void load(Word (&to)[kAhead]) {
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u)
-      if (i + 32 * u < end) some[u] = reinterpret_cast<const Word*>(from)[i + 32 * u];
-    for (int t = 0; t < count; ++t) {
-      Word* const out = reinterpret_cast<Word*>(to[t]);
+    for (unsigned u = 0; u < kAhead; ++u)
+      if (next + 32 * u < end) to[u] = from[next + 32 * u];
+  }
+  __device__ void store(byte* const* to, int count) {
+    for (; next < end;) {
+      const unsigned i = next;
+#pragma unroll 1
+      for (int t = 0; t < count; ++t) {
+        Word* const out = reinterpret_cast<Word*>(to[t]);
 #pragma unroll
-      for (int u = 0; u < kAhead; ++u)
-        if (i + 32 * u < end) out[i + 32 * u] = some[u];
+        for (unsigned u = 0; u < kAhead; ++u)
+          if (i + 32 * u < end) out[i + 32 * u] = some[u];
+      }
+      next += 32 * kAhead;
+      load(some);
     }
   }
-}
+  const Word* from = nullptr;
+  unsigned next = 0, end = 0;
+  Word some[kAhead];
+};
 
 // Copies a segment of a row. word: bytes of a word by which all addresses and the row can be copied.
-__device__ inline void copy_row(const byte* from, byte* const* to, int count, std::size_t bytes, int word,
-                                unsigned segment, unsigned segments) {
-  if (word == 16) copy_words<uint4>(from, to, count, bytes, segment, segments);
-  else if (word == 4) copy_words<std::uint32_t>(from, to, count, bytes, segment, segments);
-  else if (word == 2) copy_words<std::uint16_t>(from, to, count, bytes, segment, segments);
-  else copy_words<std::uint8_t>(from, to, count, bytes, segment, segments);
+__device__ inline void copy_row(const byte* from, byte* const* to, int count, std::uint32_t bytes, int word,
+                                unsigned segment, const Segments& share) {
+  if (word == 16) RowCopy<uint4>(from, bytes, segment, share).store(to, count);
+  else if (word == 4) RowCopy<std::uint32_t>(from, bytes, segment, share).store(to, count);
+  else if (word == 2) RowCopy<std::uint16_t>(from, bytes, segment, share).store(to, count);
+  else RowCopy<std::uint8_t>(from, bytes, segment, share).store(to, count);
 }
 
 __device__ inline void clear_row(byte* at, std::size_t bytes, int word) {
@@ -215,10 +218,10 @@ struct Quantised {
     return most;
   }
   // Calls `store` with the scale's block in the row, of steps from `first` on, if the lane is to store it.
-  template <class Index, class Store>
-  __device__ void each_scale(Index first, Index end, Index hidden, const Store& store) const {
-    const Index step = first + lane() % kSteps;
-    const Index at = (step * 32 + lane() / kLanes * kLanes) * kEach;
+  template <class Store>
+  __device__ void each_scale(unsigned first, unsigned end, unsigned hidden, const Store& store) const {
+    const unsigned step = first + lane() % kSteps;
+    const unsigned at = (step * 32 + lane() / kLanes * kLanes) * kEach;
     if (lane() % kLanes < kSteps && step < end && at < hidden) store(at / kScaleBlock);
   }
 
@@ -229,30 +232,30 @@ struct Quantised {
 // Quantises a segment of a row to all targets, whose codes lie at `targets.at`.
 template <class T, unsigned kEach, MoeScales kScales>
 __device__ inline void quantise_wide(const Work& work, const byte* from, const Targets& targets, int count,
-                                     std::size_t scales_array, unsigned segment, unsigned segments) {
-  constexpr std::size_t kStep = 32 * kEach;
-  const std::size_t hidden = work.dims.hidden;
-  const Part part((hidden + kStep - 1) / kStep, segment, segments);
-  const auto read = [&](std::size_t step, Pack<T, kEach>(&some)[kSteps]) {
+                                     std::size_t scales_array, unsigned segment, const Segments& share) {
+  constexpr unsigned kStep = 32 * kEach;
+  const auto hidden = static_cast<unsigned>(work.dims.hidden);
+  const Steps part(hidden, kStep, segment, share);
+  const auto read = [&](unsigned step, Pack<T, kEach>(&some)[kSteps]) {
 #pragma unroll
     for (unsigned u = 0; u < kSteps; ++u) {
-      const std::size_t i = (step + u) * kStep + lane() * kEach;
+      const unsigned i = (step + u) * kStep + lane() * kEach;
       some[u] = Pack<T, kEach>::zeros();
       if (step + u < part.end && i < hidden)
-        some[u] = *reinterpret_cast<const Pack<T, kEach>*>(from + i * sizeof(T));
+        some[u] = *reinterpret_cast<const Pack<T, kEach>*>(from + std::size_t{i} * sizeof(T));
     }
   };
   Pack<T, kEach> some[kSteps], next[kSteps];
   read(part.first, some);
-  for (std::size_t step = part.first; step < part.end; step += kSteps) {
+  for (unsigned step = part.first; step < part.end; step += kSteps) {
     read(step + kSteps, next);
     const Quantised<T, kEach, kScales> quantised(some);
     for (int t = 0; t < count; ++t)
 #pragma unroll
       for (unsigned u = 0; u < kSteps; ++u)
-        if (const std::size_t i = (step + u) * kStep + lane() * kEach; step + u < part.end && i < hidden)
+        if (const unsigned i = (step + u) * kStep + lane() * kEach; step + u < part.end && i < hidden)
           *reinterpret_cast<Pack<std::uint8_t, kEach>*>(targets.at[t] + i) = quantised.codes[u];
-    quantised.each_scale(step, part.end, hidden, [&](std::size_t block) {
+    quantised.each_scale(step, part.end, hidden, [&](unsigned block) {
       for (int t = 0; t < count; ++t)
         quantised.scale.store(scales_at(work, targets.of[t], scales_array), block);
     });
@@ -289,11 +292,11 @@ __device__ inline void quantise_in_place(byte* row, byte* scales_to, unsigned co
 // The same element by element: a lane has 4 elements of a block, 32 apart.
 template <class T, MoeScales kScales>
 __device__ inline void quantise_narrow(const Work& work, const byte* from, const Targets& targets, int count,
-                                       std::size_t scales_array, unsigned segment, unsigned segments) {
+                                       std::size_t scales_array, unsigned segment, const Segments& share) {
   constexpr int kMine = static_cast<int>(kScaleBlock) / 32;
   const std::size_t hidden = work.dims.hidden;
-  const Part part(scales::blocks_of(hidden), segment, segments);
-  for (std::size_t block = part.first; block < part.end; ++block) {
+  const Steps part(static_cast<unsigned>(scales::blocks_of(hidden)), 1, segment, share);
+  for (unsigned block = part.first; block < part.end; ++block) {
     float values[kMine];
     std::uint32_t largest = 0;
 #pragma unroll
@@ -316,10 +319,10 @@ __device__ inline void quantise_narrow(const Work& work, const byte* from, const
 template <class T, MoeScales kScales>
 __device__ inline void quantise_row(const Work& work, const byte* from, const Targets& targets, int count,
                                     std::size_t scales_array, bool wide, unsigned segment,
-                                    unsigned segments) {
+                                    const Segments& share) {
   constexpr unsigned kEach = sizeof(uint4) / sizeof(T);
-  if (wide) quantise_wide<T, kEach, kScales>(work, from, targets, count, scales_array, segment, segments);
-  else quantise_narrow<T, kScales>(work, from, targets, count, scales_array, segment, segments);
+  if (wide) quantise_wide<T, kEach, kScales>(work, from, targets, count, scales_array, segment, share);
+  else quantise_narrow<T, kScales>(work, from, targets, count, scales_array, segment, share);
   if (kScales != MoeScales::mx || segment != 0) return;
   const Dims& d = work.dims;  // zeros fill up the scales of a row
   for (std::size_t i = scales::blocks_of(d.hidden) + lane(); i < d.scale_bytes; i += 32)

@@ -55,6 +55,20 @@ __device__ int find_targets(const Work& work, const Dispatch& dispatch, const To
   return __popc(all);
 }
 
+// Tells a receiver of flat or rank_major rows a token's experts there, and their weights: each lane one.
+__device__ void tell_row(const Work& work, const Dispatch& dispatch, const Target& to, int expert, int rank,
+                         float weight) {
+  const Dims& d = work.dims;
+  const auto k = static_cast<unsigned>(d.top_k);
+  if (lane() >= k) return;
+  const bool here = rank == to.rank;
+  const std::size_t at = static_cast<std::size_t>(to.row) * k + lane();
+  if (!dispatch.routed)
+    table<std::int32_t>(work, to.rank, work.space.topk_idx)[at] =
+        here ? expert - to.rank * d.local_experts : kNone;
+  if (dispatch.weights) table<float>(work, to.rank, work.space.weights)[at] = here ? weight : 0.0f;
+}
+
 // Tells a token's receivers its experts there, and their weights.
 __device__ void tell_routes(const Work& work, const Dispatch& dispatch, const Token& token, unsigned number) {
   const Dims& d = work.dims;
@@ -63,20 +77,16 @@ __device__ void tell_routes(const Work& work, const Dispatch& dispatch, const To
       dispatch.weights && lane() < k ? dispatch.weights[std::size_t{number} * k + lane()] : 0;
   for (int h = 0; h < token.homes; ++h) {
     const Home home(__shfl_sync(kAllLanes, token.home, h));
-    const std::size_t row = static_cast<std::size_t>(token.row_of(home)) * k + lane();
+    const std::int32_t row = token.row_of(home);
     const bool here = token.rank == home.rank;
-    if (lane() >= k) continue;
-    if (d.expert_major()) {
-      if (!dispatch.routed && d.ranks > 1)
-        table<std::int32_t>(work, home.rank, work.space.pair_rows)[row] = here ? token.place : kNone;
-      continue;
+    if (!d.expert_major()) {
+      tell_row(work, dispatch, {home.rank, row}, token.expert, token.rank, weight);
+      if (!dispatch.routed && here && !d.drop)  // otherwise the receiver sorts
+        table<std::int32_t>(work, home.rank, work.space.expert_rows)[token.place] = row;
+    } else if (!dispatch.routed && d.ranks > 1 && lane() < k) {
+      table<std::int32_t>(work, home.rank, work.space.pair_rows)[static_cast<std::size_t>(row) * k + lane()] =
+          here ? token.place : kNone;
     }
-    if (!dispatch.routed)
-      table<std::int32_t>(work, home.rank, work.space.topk_idx)[row] =
-          here ? token.expert - home.rank * d.local_experts : kNone;
-    if (!dispatch.routed && here && !d.drop)  // otherwise the receiver sorts
-      table<std::int32_t>(work, home.rank, work.space.expert_rows)[token.place] = token.row_of(home);
-    if (dispatch.weights) table<float>(work, home.rank, work.space.weights)[row] = here ? weight : 0.0f;
   }
   if (d.expert_major() && dispatch.weights && token.place != kNone)
     table<float>(work, token.rank, work.space.weights)[token.place] = weight;
@@ -84,28 +94,28 @@ __device__ void tell_routes(const Work& work, const Dispatch& dispatch, const To
 
 // Copies a segment of a token's rows, of all payloads from the first one on.
 __device__ void copy_payloads(const Work& work, const Dispatch& dispatch, Targets& targets, int count,
-                              int first, unsigned token, unsigned segment, unsigned segments) {
+                              int first, unsigned token, unsigned segment, const Segments& share) {
   for (int p = first; p < dispatch.payloads.count; ++p) {
     const Payload& payload = dispatch.payloads.of[p];
     aim(work, targets, count, payload.to, payload.bytes);
     copy_row(payload.from + std::size_t{token} * payload.bytes, targets.at, count, payload.bytes,
-             payload.word, segment, segments);
+             payload.word, segment, share);
   }
 }
 
 // Sends a segment of a token's rows. kScales: of x, whose elements are of type T.
 template <class T, MoeScales kScales>
 __device__ void send_rows(const Work& work, const Dispatch& dispatch, Targets& targets, int count,
-                          unsigned token, unsigned segment, unsigned segments) {
+                          unsigned token, unsigned segment, const Segments& share) {
   const Dims& d = work.dims;
   constexpr bool kQuantised = kScales != MoeScales::none;
   if constexpr (kQuantised) {
     const Payload& x = dispatch.payloads.of[0];
     aim(work, targets, count, x.to, x.bytes);
     quantise_row<T, kScales>(work, x.from + token * d.row_bytes, targets, count,
-                             work.space.x(work.epoch) + work.space.scales, dispatch.wide, segment, segments);
+                             work.space.x(work.epoch) + work.space.scales, dispatch.wide, segment, share);
   }
-  copy_payloads(work, dispatch, targets, count, kQuantised ? 1 : 0, token, segment, segments);
+  copy_payloads(work, dispatch, targets, count, kQuantised ? 1 : 0, token, segment, share);
 }
 
 }  // namespace
