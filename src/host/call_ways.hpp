@@ -40,10 +40,7 @@ class CallWay {
     learn(of_asking_, asking);
     if (alike_ < kUnlike) return;
     learn(by_chunks ? of_chunks_ : of_kernel_, time);
-    // a try finds less in the caches than calls by the kernel that follow each other for long
-    const auto all = static_cast<double>((asking + time).count());
-    if (by_chunks || (tries_ && of_asked_ > 0 && of_asked_ < all)) return;
-    learn(of_asked_, asking + time);
+    if (!by_chunks) learn(of_asked_, asking + time);
   }
   // Learns from a held call whose data goes one way, to this rank. Its pieces may lie there before it begins.
   // So the faster way of calls back to back is not always that of calls whose ranks begin together.
