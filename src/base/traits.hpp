@@ -51,6 +51,8 @@ struct CollectiveTraits {
   constexpr bool moves(int from, int to, int root) const {
     return (!in.root_only || from == root) && (!out.root_only || to == root);
   }
+  // Returns whether a rank has an output.
+  constexpr bool has_output(int rank, int root) const { return !out.root_only || rank == root; }
   // Returns whether the larger buffer has a block for each rank.
   constexpr bool by_blocks() const { return in.extent == Extent::blocks || out.extent == Extent::blocks; }
 };

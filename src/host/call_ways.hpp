@@ -28,29 +28,45 @@ class CallWay {
     ++calls_;
     if (tries_) return usual_by_chunks_ ? 1 : -1;
     if (of_chunks_ == 0 || of_kernel_ == 0) return 0;
-    return static_cast<std::int32_t>(std::clamp(of_chunks_ - of_kernel_ - of_asking_, -kMost, kMost));
+    const double saved = of_held_ > 0 ? of_held_ - of_asked_ : of_chunks_ - of_kernel_ - of_asking_;
+    return static_cast<std::int32_t>(std::clamp(saved, -kMost, kMost));
   }
   // Learns from a call that has ended: its time since its ranks met, and how long they have asked before.
-  void took(bool by_chunks, Clock::duration time, Clock::duration asking = {}) {
+  // waits: the rank waits for data. Else the call is counted, and its time tells nothing.
+  void took(bool by_chunks, Clock::duration time, Clock::duration asking = {}, bool waits = true) {
     went(by_chunks);
     if (!tries_) usual_by_chunks_ = by_chunks;
+    if (!waits) return;
     learn(of_asking_, asking);
-    if (alike_ >= kUnlike) learn(by_chunks ? of_chunks_ : of_kernel_, time);
+    if (alike_ < kUnlike) return;
+    learn(by_chunks ? of_chunks_ : of_kernel_, time);
+    if (!by_chunks) learn(of_asked_, asking + time);
+  }
+  // Learns from a held call whose data goes one way, to this rank. Its pieces may lie there before it begins.
+  // So the faster way of calls back to back is not always that of calls whose ranks begin together.
+  void took_held(Clock::duration time) {
+    if (alike_ < 2 * kUnlike) return;  // the receiver has waited since the ranks asked each other
+    const auto now = static_cast<double>(time.count());
+    of_held_ =
+        2 * now < of_held_ || of_held_ == 0 ? now : of_held_ + (std::min(now, 2 * of_held_) - of_held_) / 4;
   }
 
   // Returns for how many calls ranks may hold to chunks, if the call that has begun goes through them.
-  std::uint32_t holds() const {
-    constexpr std::uint32_t kMost = 31;
+  // one_way: data goes to one rank, which learns from held calls. So ranks also hold for some when they have
+  // tried chunks.
+  std::uint32_t holds(bool one_way = false) const {
+    constexpr std::uint32_t kMost = 31, kTried = 8;
+    if (one_way && tries_ && calls_ > kEarly && calls_ % period() == kUnlike) return kTried;
     return tries_ ? 0 : std::min(kMost, (period() - calls_ % period()) % period());
   }
   void hold(std::uint32_t calls) { held_ = calls; }
   // Holds to chunks if a call of all ranks, which have asked, goes through them. symmetric: all its buffers
   // that peers reach are symmetric memory. ever: the communicator has such memory. A held call would not use
-  // it, so that ranks then hold after a row of calls without it alone.
-  void hold(bool symmetric, bool ever, bool by_chunks) {
+  // it, so that ranks then hold after a row of calls without it alone. one_way: as of `holds`.
+  void hold(bool symmetric, bool ever, bool by_chunks, bool one_way = false) {
     constexpr std::uint32_t kRow = 16;
     plain_ = symmetric ? 0 : plain_ + 1;
-    held_ = by_chunks && plain_ >= (ever ? kRow : 1) ? holds() : 0;
+    held_ = by_chunks && plain_ >= (ever ? kRow : 1) ? holds(one_way) : 0;
   }
   // Returns whether the next call goes through chunks as agreed before, and counts it.
   bool held() {
@@ -63,7 +79,7 @@ class CallWay {
 
  private:
   std::uint32_t period() const {
-    constexpr std::uint32_t kTries = 256, kEarly = 64, kEarlyTries = 16;  // calls from try to try; at first
+    constexpr std::uint32_t kTries = 256, kEarlyTries = 16;  // calls from try to try; at first
     return calls_ < kEarly ? kEarlyTries : kTries;
   }
   void went(bool by_chunks) {
@@ -79,12 +95,14 @@ class CallWay {
 
   // The first calls of a way are unlike those that follow: nothing that they touch is in the cache yet.
   static constexpr std::uint32_t kUnlike = 3;
+  static constexpr std::uint32_t kEarly = 64;  // calls in which all is new
 
   std::uint32_t calls_ = 0, alike_ = 0, held_ = 0, plain_ = 0;
   // The same on every rank in calls of all ranks, and at both ends that exchange with each other alone. Of
   // messages with tags the receiver alone has them.
   bool tries_ = false, last_by_chunks_ = false, usual_by_chunks_ = false;
-  double of_chunks_ = 0, of_kernel_ = 0, of_asking_ = 0;
+  double of_chunks_ = 0, of_kernel_ = 0, of_asking_ = 0;  // nanoseconds
+  double of_held_ = 0, of_asked_ = 0;                     // of whole calls: held, and by the kernel
 };
 
 class CallWays {

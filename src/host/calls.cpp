@@ -46,12 +46,16 @@ LocalCommunicator::Choice LocalCommunicator::choose_program(Request& request) {
 template <class Program>
 void LocalCommunicator::run_chosen(Request& request, const Choice& choice, const Program& program) {
   const auto [asks, way] = choice;
-  const auto began = way && asks ? Clock::now() : Clock::time_point{};
+  const CollectiveTraits& traits = traits_of(request.collective);
+  const bool waits = traits.has_output(rank(), request.args.root);
+  const bool held = way && !asks && traits.out.root_only && waits;
+  const auto began = held || (way && asks) ? Clock::now() : Clock::time_point{};
   const bool learns = asks && meet_places(request, way) && way;
   const auto met = learns ? Clock::now() : Clock::time_point{};
   group_.will_move(request.bytes(), request.algorithm);
   program();
-  if (learns) way->took(!is_direct(request.algorithm), Clock::now() - met, met - began);
+  if (learns) way->took(!is_direct(request.algorithm), Clock::now() - met, met - began, waits);
+  else if (held) way->took_held(Clock::now() - began);
 }
 
 // Returns what ranks learn of such calls, alike on every rank; null: nothing. Requires: may_ask_kernel.
@@ -189,6 +193,7 @@ void LocalCommunicator::refuse_direct(Algorithm algorithm) {
 bool LocalCommunicator::meet_places(Request& request, host::CallWay* way) {
   const auto tickets = exchange(request);
   compare(*this, tickets);
+  const CollectiveTraits& traits = traits_of(request.collective);
   std::int64_t saved = 0;
   bool within_reach = true, symmetric = true, by_chunks = false;
   for (int r = 0; r < size(); ++r) {
@@ -200,8 +205,8 @@ bool LocalCommunicator::meet_places(Request& request, host::CallWay* way) {
       symmetric = symmetric && place.allocation != Place::kNone && place.allocation != Place::kAddress;
     }
     by_chunks = by_chunks || ticket.by_chunks;
-    if (way) saved += ticket.saves;
-    if (traits_of(request.collective).swaps) within_reach = within_reach && !ticket.in_place;
+    if (way && traits.has_output(r, request.args.root)) saved += ticket.saves;
+    if (traits.swaps) within_reach = within_reach && !ticket.in_place;
   }
   Algorithm& algorithm = request.algorithm;
   const bool automatic = algorithm == Algorithm::automatic;
@@ -218,7 +223,7 @@ bool LocalCommunicator::meet_places(Request& request, host::CallWay* way) {
     }
   }
   if (is_direct(algorithm) && !within_reach && automatic) algorithm = staged(request.collective);
-  if (way && !check_) way->hold(symmetric, symmetric_->ever(), !is_direct(algorithm));
+  if (way && !check_) way->hold(symmetric, symmetric_->ever(), !is_direct(algorithm), traits.out.root_only);
   if (!is_direct(algorithm)) return either;
   if (!within_reach) refuse_direct(algorithm);
   const bool far = !symmetric && !group_.one_process();

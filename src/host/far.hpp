@@ -49,7 +49,11 @@ class Far {
   void copy(Way way, byte* near, const byte* far, std::size_t bytes) const;
   byte* bounce(int index);
   void make_room(std::size_t bounces);
-  const byte* fetch(int index, const byte* from, std::size_t bytes);
+  const byte* fetch(byte* to, const byte* from, std::size_t bytes);
+  // Returns the far source that is copied to where the first destination has the result, which is then a sum
+  // in place; -1: none.
+  static int place_of_result(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
+                             std::size_t bytes);
 
   std::vector<int> pids_;
   std::function<void(int, int)> unreachable_;

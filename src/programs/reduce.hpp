@@ -54,14 +54,19 @@ UNISONO_PROGRAM void reduce_two_shot_push(Channel& channel, const Args& a) {
 
 // Returns the shard that this rank of a reduce combines and writes to the root. On a linked lane the root has
 // none, since only the sums then enter it, but with two ranks it has all. Where the kernel copies, the root
-// has a larger one: of n inputs it copies n-1, and the others those and the sums.
+// has a larger one: of n inputs it copies n-1, and the others those and the sums. To add a source takes half
+// as long as its copy, and a copy costs what kCall bytes more would. Pages are not shared, and a few of them
+// are not worth the calls (docs/notes/host.md).
 template <class Lane>
 UNISONO_PORTABLE Range reduced_by(const Lane& lane, std::size_t bytes, int root) {
+  constexpr std::size_t kCall = std::size_t{16} << 10, kPage = 4096, kFew = 3 * kPage;
   const int n = lane.size(), me = lane.rank();
   if (Lane::kLinked && n == 2) return {0, me == root ? bytes : 0};
   if (n == 1 || !copies_far(lane)) return share_of(lane, bytes, root);
-  const auto ranks = static_cast<std::size_t>(n);
-  const std::size_t roots = bytes / (ranks * ranks + 1) * (ranks + 1) / kAlign * kAlign;
+  const auto others = static_cast<std::size_t>(n - 1);
+  const std::size_t costs = 3 * others + 2, all = 3 * others * others + costs;  // of a byte, in halves
+  std::size_t roots = (bytes / all * costs + 2 * kCall * others / all) / kPage * kPage;
+  if (bytes < roots + kFew) roots = bytes;
   if (me == root) return {0, roots};
   const Range rest = share_without(bytes - roots, n, root, me);
   return {roots + rest.begin, rest.bytes};

@@ -121,6 +121,48 @@ TEST(CallWay, WhatItTakesToAskCountsForChunks) {
   EXPECT_GE(chunks, 1024 - (4 * 3 + 3));
 }
 
+// Makes calls of one way, of a sender and of the receiver that waits for it. held: of a held call. Returns
+// how many went through chunks.
+int reduce(CallWay& sender, CallWay& root, const Costs& costs, int held, int calls) {
+  int chunks = 0;
+  for (int i = 0; i < calls; ++i) {
+    const bool holds = root.held();
+    EXPECT_EQ(sender.held(), holds);
+    chunks += holds;
+    if (holds) root.took_held(microseconds(held));
+    if (holds) continue;
+    sender.next();
+    const bool by_chunks = root.next() < 0;
+    for (CallWay* way : {&sender, &root}) way->hold(false, false, by_chunks, true);
+    sender.took(by_chunks, microseconds(1), microseconds(9), false);
+    root.took(by_chunks, microseconds(by_chunks ? costs.chunks : costs.kernel), microseconds(1));
+    chunks += by_chunks;
+  }
+  return chunks;
+}
+
+// Calls back to back and calls whose ranks begin together are as fast when ranks ask, and not when they hold.
+TEST(CallWay, HeldCallsOfOneWayTellWhetherSendersAreAhead) {
+  CallWay sender, root;
+  constexpr Costs kTogether{24, 20, 20};
+  constexpr int kTries = 3 + 8, kPeriod = 256;
+  reduce(sender, root, kTogether, 26, 64);
+  EXPECT_LE(reduce(sender, root, kTogether, 26, 2 * kPeriod), 2 * kTries);
+  reduce(sender, root, kTogether, 15, kPeriod);
+  EXPECT_GE(reduce(sender, root, kTogether, 15, 2 * kPeriod), 2 * (kPeriod - 3));
+  reduce(sender, root, kTogether, 26, 64);  // calls that are held now, and what follows them
+  EXPECT_LE(reduce(sender, root, kTogether, 26, 2 * kPeriod), 2 * kTries);
+}
+
+// The first held call after a long pause changes nothing for long.
+TEST(CallWay, OneHeldCallThatTookLongIsForgotten) {
+  CallWay sender, root;
+  constexpr Costs kTogether{24, 20, 20};
+  reduce(sender, root, kTogether, 15, 320);
+  root.took_held(microseconds(5000));
+  EXPECT_GE(reduce(sender, root, kTogether, 15, 256), 256 - 3 - 32);
+}
+
 // Symmetric memory, in which calls had better not be held, ends that for a row of calls.
 TEST(CallWay, RanksDoNotHoldWhereCallsAreSymmetric) {
   CallWay one, other;

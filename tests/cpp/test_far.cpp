@@ -164,6 +164,31 @@ TEST_F(FarMoves, ReduceToFarAndNear) {
   });
 }
 
+// A far source is copied to where the sum goes, except if a near one lies there, or the sum goes around the
+// cache.
+TEST_F(FarMoves, ReduceToNearOfTwo) {
+  const std::size_t bytes = 262148;
+  const Bytes sums = summed({kept.data(), theirs.data() + 64}, bytes);
+  with_child(theirs, [&](Far& far) {
+    const Bytes mine = kept;
+    for (const bool far_first : {false, true})
+      for (const bool stream : {false, true}) {
+        Bytes got(bytes + 1), other(bytes + 1);
+        const Dst to[] = {{got.data(), stream}, {other.data(), stream}};
+        const byte* srcs[] = {far_first ? at(64) : kept.data(), far_first ? kept.data() : at(64)};
+        far.move(kernels, sum, to, 2, srcs, 2, bytes);
+        EXPECT_EQ(std::memcmp(got.data(), sums.data(), bytes), 0);
+        EXPECT_EQ(got, other);
+        EXPECT_EQ(kept, mine);
+        EXPECT_EQ(got[bytes], std::byte{0});
+      }
+    const Dst to{kept.data()};
+    const byte* srcs[] = {at(64), kept.data()};
+    far.move(kernels, sum, &to, 1, srcs, 2, bytes);
+    EXPECT_EQ(std::memcmp(kept.data(), sums.data(), bytes), 0);
+  });
+}
+
 TEST_F(FarMoves, ReduceToFarOnly) {
   const std::size_t bytes = 180000;
   const Bytes sums = summed({kept.data(), kept.data() + 4, theirs.data()}, bytes);

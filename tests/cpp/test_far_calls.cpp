@@ -90,6 +90,29 @@ TEST_P(FarCalls, OfAllRanks) {
   in_processes(n, [&](Rank& rank) { run_all(rank, GetParam()); }, kFast);
 }
 
+// The root of a direct reduce reads all of a small input, and most of a larger one.
+TEST(FarReduce, SmallInputsAreReadByTheRootAlone) {
+  in_processes(2, [](Rank& rank) {
+    constexpr int kOfRoot = 1, kOfOther = 2;  // the other reads, and writes the sum
+    for (const auto& [bytes, copied] : {std::pair{4, kOfRoot},
+                                        {32 << 10, kOfRoot},
+                                        {48 << 10, kOfRoot + kOfOther},
+                                        {100000, kOfRoot + kOfOther}})
+      for (const int root : {0, 1}) {
+        const Case c{Collective::reduce,
+                     "direct",
+                     static_cast<std::size_t>(bytes) / 4,
+                     DType::f32,
+                     Op::sum,
+                     root,
+                     false,
+                     5};
+        EXPECT_EQ(rank.copied([&] { run_checked(rank.comm, c, rank.room(true), kRoom); }), copied)
+            << bytes << " bytes";
+      }
+  });
+}
+
 // Here only the outputs are reached, and each pair goes by the kernel if both of its own lie in huge pages.
 // Some parts, and one rank's whole output, are empty.
 TEST_P(FarCalls, OfAllToAllV) {
