@@ -62,8 +62,8 @@ __device__ bool find_ranks(const Work& work, const Shares& shares, const Dispatc
 
 // Lists the rows to which a token goes, by rank, and where those of x lie. Returns how many there are. A warp
 // calls it.
-__device__ int find_rows(const Work& work, const Payload& x, const Few& few, const Goes& goes, unsigned token,
-                         Targets& targets) {
+__device__ int find_copies(const Work& work, const Payload& x, const Few& few, const Goes& goes,
+                           unsigned token, Targets& targets) {
   const Dims& d = work.dims;
   const auto ranks = static_cast<unsigned>(d.ranks), self = static_cast<unsigned>(d.rank);
   const bool packed = d.layout == MoeLayout::flat;
@@ -119,7 +119,7 @@ struct Sending {
   // Sends the items, and tells the receivers the tokens' experts.
   __device__ void run(const Shares& shares, const Few& few, const Goes& goes, Targets& targets) {
     for (; item < share.items; item += senders * kWarps, load()) {
-      const int count = find_rows(work, dispatch.payloads.of[0], few, goes, number, targets);
+      const int count = find_copies(work, dispatch.payloads.of[0], few, goes, number, targets);
       if (copies) {
         row.store(targets.at, count);
         copy_payloads(work, dispatch, targets, count, 1, number, segment, share);
@@ -203,11 +203,10 @@ __global__ void __launch_bounds__(kThreads)
   if (sends) {
     const Goes goes{few.own + work.space.at_once_tokens};
     if (!find_ranks(work, shares, dispatch, goes, rounds, loaded)) return;
-    if (blockIdx.x < few.ranks)
-      for (unsigned r = threadIdx.x; r < few.ranks; r += kThreads)
-        few.number(1 + r) = static_cast<std::uint16_t>(goes.before(r, work.tokens));
     std::uint64_t phase = 0;
     if (!sets) {
+      for (unsigned r = threadIdx.x; blockIdx.x < few.ranks && r < few.ranks; r += kThreads)
+        few.number(1 + r) = static_cast<std::uint16_t>(goes.before(r, work.tokens));
       phase = phase_to_come.number();
       tell_few(work, few, phase, {0, rank_lines}, blockIdx.x, senders);
     }

@@ -1,8 +1,6 @@
 // The shares of warps in rows.
 #pragma once
 
-#include <algorithm>
-
 #include "moe/cuda/device.cuh"
 
 namespace unisono::moe::gpu {
@@ -15,7 +13,7 @@ struct Segments {
   // cycles.
   __host__ __device__ static Segments exact(unsigned rows, unsigned warps) {
     const unsigned each = warps / (rows > 1 ? rows : 1);
-    return {rows, each < 1 ? 1 : each < kMost ? each : kMost, 0};
+    return of(rows, each < 1 ? 1 : each < kMost ? each : kMost);
   }
   // Returns those by which the warp with most to do is done first: a row has so many steps, and an item takes
   // as long as kSteps more.
@@ -26,9 +24,9 @@ struct Segments {
       const unsigned most = (rows * each + warps - 1) / warps * ((steps + each - 1) / each + kSteps);
       if (most < least) least = most, best = each;
     }
-    return {rows, best, 0};
+    return of(rows, best);
   }
-  // As many as a power of two allows, without a division, for which few tokens would wait.
+  // Takes as many as a power of two allows: no division, for which few tokens would wait.
   __device__ explicit Segments(unsigned rows, unsigned warps = warps_of_grid()) {
     const int shift = min(max(log2(warps) - log2(2 * max(rows, 1u) - 1), 0), log2(kMost));
     each = 1u << shift;
@@ -44,8 +42,14 @@ struct Segments {
 
  private:
   static constexpr unsigned kOne = 1u << 31;
-  __host__ __device__ Segments(unsigned rows, unsigned each, int)
-      : each(each), by_each(kOne / each + 1), items(rows * each) {}
+  Segments() = default;
+  __host__ __device__ static Segments of(unsigned rows, unsigned each) {
+    Segments segments;
+    segments.each = each;
+    segments.by_each = kOne / each + 1;
+    segments.items = rows * each;
+    return segments;
+  }
   __device__ static int log2(unsigned number) { return 31 - __clz(static_cast<int>(number)); }
   __device__ unsigned divide(unsigned number) const { return __umulhi(2 * number, by_each); }
 };
