@@ -42,8 +42,9 @@ class CallWay {
     learn(by_chunks ? of_chunks_ : of_kernel_, time);
     if (!by_chunks) learn(of_asked_, asking + time);
   }
-  // Learns from a held call whose data goes one way, to this rank. Its pieces may lie there before it begins.
-  // So the faster way of calls back to back is not always that of calls whose ranks begin together.
+  // Learns from a held call whose data goes one way, to this rank. Its pieces may lie there before it begins:
+  // the faster way of calls back to back is not always that of calls whose ranks begin together. The time
+  // that is kept follows both up and down, since a caller changes from one to the other.
   void took_held(Clock::duration time) {
     if (alike_ < 2 * kUnlike) return;  // the receiver has waited since the ranks asked each other
     const auto now = static_cast<double>(time.count());

@@ -40,6 +40,9 @@ __device__ inline std::uint64_t load_relaxed(const std::uint64_t* at) {
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
   return value;
 }
+__device__ inline void store_relaxed(std::uint64_t* at, std::uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
 __device__ inline std::uint64_t load_acquire(const std::uint64_t* at) {
   std::uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");

@@ -20,12 +20,10 @@ __device__ inline void increment_relaxed(std::uint32_t* at) {
 }
 
 __device__ inline void store_relaxed(byte** at, byte* value) {
-  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+  store_relaxed(reinterpret_cast<std::uint64_t*>(at), reinterpret_cast<std::uint64_t>(value));
 }
 __device__ inline byte* load_relaxed(byte* const* at) {
-  byte* value;
-  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
-  return value;
+  return reinterpret_cast<byte*>(load_relaxed(reinterpret_cast<const std::uint64_t*>(at)));
 }
 
 // Loads four words, which peers write one by one.

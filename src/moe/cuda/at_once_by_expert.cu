@@ -45,8 +45,8 @@ struct Pairs {
 // Counts all pairs, and in `before` those of earlier blocks' tokens; notes those of this block. Returns
 // whether all are of experts, alike to the block.
 template <class Index>
-__device__ bool count(const Work& work, const Shares& shares, const Index* topk_idx, const Items& items,
-                      const Counts& counts, std::uint32_t* before, const Pairs& pairs) {
+__device__ bool count(const Work& work, const Shares& shares, const Dispatch& dispatch, const Index* topk_idx,
+                      const Items& items, const Counts& counts, std::uint32_t* before, const Pairs& pairs) {
   Tokens<Index, false> tokens(work, shares, topk_idx, 0, work.tokens);
   const bool fails = threadIdx.x == kThreads - 1 && device::load_relaxed(&work.status->failed) != 0;
   for (unsigned c = threadIdx.x; c < counts.columns; c += kThreads) counts.own[c] = before[c] = 0;
@@ -68,9 +68,7 @@ __device__ bool count(const Work& work, const Shares& shares, const Index* topk_
       pairs.experts[i] = expert;
       pairs.ranks[i] = leads ? static_cast<std::int32_t>(rank) : kNone;
     });
-  if (__syncthreads_or(tokens.wrong || fails) == 0) return true;
-  if (!failed(work)) refuse(work, topk_idx, 0, work.tokens);
-  return false;
+  return all_right(work, dispatch, !tokens.wrong && !fails);
 }
 
 // Sets the numbers and homes of the block's pairs. A warp counts the pairs of the rounds before its own one
@@ -143,7 +141,7 @@ __global__ void __launch_bounds__(kThreads)
   const Items items(share);
   const Phase phase_to_come(counters(work).phases, true);
   const auto counted = [&](const auto* topk_idx) {
-    return count(work, shares, topk_idx, items, few.counts, before, pairs);
+    return count(work, shares, dispatch, topk_idx, items, few.counts, before, pairs);
   };
   if (!(dispatch.wide_index ? counted(static_cast<const std::int64_t*>(dispatch.topk_idx))
                             : counted(static_cast<const std::int32_t*>(dispatch.topk_idx))))

@@ -44,19 +44,13 @@ struct Goes {
 __device__ bool find_ranks(const Work& work, const Shares& shares, const Dispatch& dispatch, const Goes& goes,
                            const Rounds& rounds, Entry loaded) {
   const bool fails = threadIdx.x == kThreads - 1 && device::load_relaxed(&work.status->failed) != 0;
-  bool right = true;
   goes.clear(static_cast<unsigned>(work.dims.ranks));
   __syncthreads();
-#pragma unroll 1
-  for (unsigned from = rounds.first; from < rounds.end; from += rounds.round.tokens) {
-    const std::int64_t read = loaded.of(dispatch);
-    loaded = rounds.load(dispatch, from + rounds.round.tokens);
-    right = right && read >= -1 && read < work.dims.experts;
-    const bool has = read >= 0 && read < work.dims.experts;
-    const unsigned rank = has ? shares.rank_of(static_cast<int>(read)) : 0;
+  const bool right = rounds.each(work, dispatch, loaded, [&](unsigned from, bool has, unsigned expert) {
+    const unsigned rank = shares.rank_of(static_cast<int>(expert));
     const unsigned same = Alike<1>(has, rank, shares.rank_bits).same;
     if (has && before(same & rounds.round.its) == 0) goes.add(rank, from + rounds.round.in_round);
-  }
+  });
   return all_right(work, dispatch, right && !fails);
 }
 

@@ -98,7 +98,7 @@ __device__ bool run(const Work& work, const Combine& combine, Sources& sources, 
     }
     if (c == 0 || !combine.sum || c > own) continue;
     Chunk tokens(work, (c - 1) * share, share);
-    if (!hear_rows(work, combine, combines, c, c == 1, there, sources)) return false;
+    if (!hear_rows(work, combine, combines, c, there, sources)) return false;
     tokens.sum<T, kEach, kHas>(combine, sources, rows);
   }
   return true;

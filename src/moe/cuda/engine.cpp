@@ -132,9 +132,9 @@ void GpuEngine::begin_dispatch(const MoeTokens& tokens, int slot, bool routed, b
     return check(gpu::low_latency_dispatch(work_, dispatch_, blocks_for_few(entries_to_fill()), stream_));
   const int senders = std::min(blocks(send_blocks_), blocks_to_send());
   if (!routed && at_once()) {
-    const int more = work_.dims.expert_major() ? blocks_for_rows() : senders + 1;
-    return check(
-        gpu::dispatch_at_once(work_, dispatch_, std::max(senders, std::min(more, most_blocks_)), stream_));
+    const int all = work_.dims.expert_major() ? std::max(senders, blocks_for_rows())
+                                              : std::min(senders + 1, most_blocks_);  // one sets tables
+    return check(gpu::dispatch_at_once(work_, dispatch_, all, stream_));
   }
   if (!routed)
     check(

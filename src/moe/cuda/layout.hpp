@@ -102,7 +102,7 @@ struct Space {
   std::size_t slot(int number) const { return slots + static_cast<std::size_t>(number) * slot_bytes; }
 
   int chunks = 1;            // of a rank's tokens
-  std::size_t columns = 0;   // columns_of that
+  std::size_t columns = 0;   // that routes count (columns_of)
   std::size_t counters = 0;  // Counters
   std::size_t totals = 0;    // [kRouteBlocks, columns] u64: what each block of the route kernel has counted
   std::size_t slots = 0, slot_bytes = 0;

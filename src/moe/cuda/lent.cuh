@@ -45,8 +45,7 @@ __device__ inline void lend_rows(const Work& work, const Combine& combine, std::
   const std::uint64_t word =
       lent << 32 | parts_of(work, combines, static_cast<std::uint32_t>(work.space.chunks));
   if (const auto r = static_cast<int>(threadIdx.x); r < d.ranks && r != d.rank)
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(lent_by(work, r, d.rank, combines)), "l"(word)
-                 : "memory");
+    device::store_relaxed(reinterpret_cast<std::uint64_t*>(lent_by(work, r, d.rank, combines)), word);
 }
 
 // Tells the peers that this block has pushed its part of so many chunks. All threads of it call it.
@@ -63,10 +62,10 @@ __device__ inline std::int32_t first_row_there(const Work& work) {
   return threadIdx.x < ranks ? table<std::int32_t>(work, work.space.first_there)[threadIdx.x] : 0;
 }
 
-// Waits until every peer has told of so many chunks, and `finds` its rows. there: as first_row_there says.
-// All threads of a block call it.
+// Waits until every peer has told of so many chunks; of one, the first, it also finds the peers' rows. there:
+// as first_row_there says. All threads of a block call it.
 __device__ inline bool hear_rows(const Work& work, const Combine& combine, std::uint32_t combines,
-                                 std::uint32_t chunks, bool finds, std::int32_t there, Sources& sources) {
+                                 std::uint32_t chunks, std::int32_t there, Sources& sources) {
   const Dims& d = work.dims;
   bool arrived = true;
   if (const auto r = static_cast<int>(threadIdx.x); r < d.ranks) {
@@ -78,7 +77,7 @@ __device__ inline bool hear_rows(const Work& work, const Combine& combine, std::
       arrived = device::await(reinterpret_cast<const std::uint64_t*>(lent_by(work, d.rank, r, combines)),
                               parts_of(work, combines, chunks),
                               device::detail::Wait{work.area, slot_of(d, Told::summed, r), r}, lent);
-    if (finds) sources.find(work, combine, combines, r, lent >> 32, static_cast<std::size_t>(there));
+    if (chunks == 1) sources.find(work, combine, combines, r, lent >> 32, static_cast<std::size_t>(there));
   }
   return __syncthreads_and(arrived) != 0;
 }

@@ -34,9 +34,8 @@ struct Few {
         counts(work, warps + kWarps * static_cast<unsigned>(columns_of(work.dims, 1)), false, 1),
         starts(counts.begin + work.dims.experts + 1),
         pairs(starts + work.dims.experts),
-        homes(reinterpret_cast<std::int32_t*>(pairs + static_cast<unsigned>(room) * pairs_of_token(work))),
-        weighted(
-            reinterpret_cast<std::uint32_t*>(homes + static_cast<unsigned>(room) * pairs_of_token(work))),
+        homes(reinterpret_cast<std::int32_t*>(pairs + pairs_of(work, room))),
+        weighted(reinterpret_cast<std::uint32_t*>(homes + pairs_of(work, room))),
         sources(weighted + ranks, work.dims.ranks),
         own(sources.first_rows + ranks) {}
   // Returns where a message has a column's number.
@@ -68,8 +67,8 @@ struct Few {
   std::uint32_t* own;  // [room]: those of this rank that have a copy here, by position
 
  private:
-  __device__ static unsigned pairs_of_token(const Work& work) {
-    return static_cast<unsigned>(work.dims.top_k);
+  __device__ static unsigned pairs_of(const Work& work, std::size_t tokens) {
+    return static_cast<unsigned>(tokens) * static_cast<unsigned>(work.dims.top_k);
   }
 };
 
@@ -122,6 +121,21 @@ struct Rounds {
     if (round.has(from, end)) entry.load(dispatch, pair(from));
     return entry;
   }
+  // Calls `take` with each round's first token, whether this lane has an expert there, and which one, or 0.
+  // loaded: that of the first round. Returns whether all entries are experts, for this thread.
+  template <class Take>
+  __device__ bool each(const Work& work, const Dispatch& dispatch, Entry loaded, const Take& take) const {
+    bool right = true;
+#pragma unroll 1
+    for (unsigned from = first; from < end; from += round.tokens) {
+      const std::int64_t read = loaded.of(dispatch);
+      loaded = load(dispatch, from + round.tokens);
+      right = right && read >= -1 && read < work.dims.experts;
+      const bool has = read >= 0 && read < work.dims.experts;
+      take(from, has, has ? static_cast<unsigned>(read) : 0u);
+    }
+    return right;
+  }
   Round round;
   unsigned of_warp, tokens, first, end;
 };
@@ -130,18 +144,11 @@ struct Rounds {
 // this lane's expert of the first round. Returns whether all are experts, for this thread.
 __device__ inline bool count_pairs(const Work& work, const Shares& shares, const Dispatch& dispatch,
                                    const Few& few, const Rounds& rounds, Entry loaded) {
-  const Dims& d = work.dims;
   std::uint32_t* const columns = few.warps + warp_of_block() * few.counts.columns;
-  bool right = true;
   if (rounds.first < rounds.end)
     for (unsigned c = lane(); c < few.counts.columns; c += 32) columns[c] = 0;
   __syncwarp();
-  for (unsigned from = rounds.first; from < rounds.end; from += rounds.round.tokens) {
-    const std::int64_t read = loaded.of(dispatch);
-    loaded = rounds.load(dispatch, from + rounds.round.tokens);
-    right = right && read >= -1 && read < d.experts;
-    const bool has = read >= 0 && read < d.experts;
-    const unsigned expert = has ? static_cast<unsigned>(read) : 0;
+  return rounds.each(work, dispatch, loaded, [&](unsigned from, bool has, unsigned expert) {
     const unsigned rank = shares.rank_of(static_cast<int>(expert));
     const unsigned same = Alike<4>(has, expert, shares.expert_bits).same;
     const CopiesOfRound copies(rounds.round, has, rank, shares.rank_bits);
@@ -152,12 +159,11 @@ __device__ inline bool count_pairs(const Work& work, const Shares& shares, const
     if (copies.leads && before(copies.there) == 0) *of_rank = position + __popc(copies.there);
     __syncwarp();
     const unsigned pair = rounds.pair(from), place = rounds.round.place;
-    if (!rounds.round.has(from, rounds.end)) continue;
+    if (!rounds.round.has(from, rounds.end)) return;
     few.pairs[pair] = has ? expert << 16 | number : kMasked;
     if (copies.leads) few.homes[pair - place + copies.earlier] = Home::pack(static_cast<int>(rank), position);
     if (place >= copies.all) few.homes[pair] = kNone;
-  }
-  return right;
+  });
 }
 
 // Leaves in each warp's counts those of the warps before it, and in the message those of all.

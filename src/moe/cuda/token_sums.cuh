@@ -1,16 +1,14 @@
 // The sum of a token in a combine: of what this rank has of it, and of the parts of all ranks.
 #pragma once
 
-#include <type_traits>
-
 #include "moe/cuda/lent.cuh"
 #include "moe/cuda/sums.cuh"
 
 namespace unisono::moe::gpu {
 namespace {
 
-// What a rank has of a token: one row, which the caller has summed (flat, rank_major); the rows of its pairs
-// (expert_major); or all there is, since there is one rank.
+// The rows that a rank has of a token: one, which the caller has summed (flat, rank_major); those of its
+// pairs (expert_major); or all there are, since there is one rank.
 enum class Has { row, pairs, all };
 
 template <class T, int kEach>
@@ -187,14 +185,12 @@ __device__ void sum_token(const Work& work, const Combine& combine, const Source
     return combine_rows<T, kEach>(combine, rows, parts.own_rows, parts.weighted, out, bias, segment, share);
   } else {
     const Vectors<T, kEach> vectors(combine, segment, share);
-    const auto sum = [&]<int kColumns, int kAhead>(std::integral_constant<int, kColumns>,
-                                                   std::integral_constant<int, kAhead>) {
+    const auto sum = [&]<int kColumns, int kAhead>() {
       for (unsigned first = vectors.first; first < vectors.end; first += 32 * kColumns)
         sum_vectors<T, kEach, kColumns, kAhead, kHas>(parts, rows, bias, first, vectors.end, out);
     };
-    if (kHas == Has::row && parts.homes <= 2)
-      sum(std::integral_constant<int, 4>{}, std::integral_constant<int, 2>{});
-    else sum(std::integral_constant<int, 2>{}, std::integral_constant<int, 4>{});
+    if (kHas == Has::row && parts.homes <= 2) sum.template operator()<4, 2>();
+    else sum.template operator()<2, 4>();
   }
 }
 
