@@ -59,7 +59,7 @@ void press(Rank& rank, std::size_t max_tokens, std::size_t few = 0) {
   }
 }
 void pressure(Rank& rank) {
-  for (const std::size_t max_tokens : {301, 40, 8}) press(rank, max_tokens);
+  for (const std::size_t max_tokens : {2100, 301, 40, 8}) press(rank, max_tokens);
 }
 
 // A graph of a round, replayed with other routes in place, with calls outside of it between. few: of the

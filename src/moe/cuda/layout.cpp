@@ -66,7 +66,7 @@ Space::Space(const Dims& dims, std::size_t few_blocks, bool copies) {
   sent = at(bytes, 2 * sent_bytes);
   sums = at(bytes, 2 * sums_bytes);
   few_sums = at(bytes, 2 * few_sums_bytes);
-  lent = at(bytes, 2 * ranks * sizeof(Lent));
+  lent = at(bytes, 2 * ranks * static_cast<std::size_t>(chunks) * sizeof(Lent));
   if (!copies) return;
   at(returned_bytes, dims.tokens_held * dims.row_bytes);
   returned = at(bytes, 2 * returned_bytes);

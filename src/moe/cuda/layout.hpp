@@ -54,10 +54,10 @@ UNISONO_PORTABLE constexpr int slot_of(const Dims& dims, Told kind, int source) 
   return static_cast<int>(kind) * dims.ranks + source;
 }
 
-// A rank's message of a combine, which is one word of 64 bits.
+// A rank's message of a chunk in a combine, which is one word of 64 bits.
 struct alignas(8) Lent {
   static constexpr std::size_t kUnit = 16;  // bytes
-  std::uint32_t chunks;                     // parts of those that may be read, in all combines (parts_of)
+  std::uint32_t parts;                      // of the chunk that may be read, in all combines (parts_of)
   std::uint32_t at;  // where in its area the rank lends its rows, in units; 0: it pushes their sums
 };
 
@@ -111,7 +111,7 @@ struct Space {
   // to be fetched, [ranks, max_tokens] by receiver.
   std::size_t pool_rows = 0, leaving = 0;
   std::size_t sums = 0, sums_bytes = 0;          // twice [ranks, max_tokens, row]: what peers have summed
-  std::size_t lent = 0;                          // twice [ranks] Lent: what a peer tells
+  std::size_t lent = 0;                          // twice [ranks, chunks] Lent: what peers tell
   std::size_t returned = 0, returned_bytes = 0;  // copy engines (0: never): as sums
   // Low-latency, of at most few_tokens (0: never) of a rank: twice [ranks, told_lines], what peers have
   // counted; twice [ranks, few_tokens, row_lines], their rows; of at most few_sums_tokens twice [ranks,
