@@ -300,6 +300,7 @@ const std::map<std::string, void (*)(Rank&)>& cases() {
                                                           {"pressure", pressure},
                                                           {"graphs", [](Rank& rank) { graphs(rank); }},
                                                           {"few", few},
+                                                          {"late", [](Rank& rank) { late(rank); }},
                                                           {"steps", [](Rank& rank) { steps(rank, {}); }},
                                                           {"index", index},
                                                           {"rows", rows},

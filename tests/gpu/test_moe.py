@@ -42,7 +42,7 @@ def test_bytes_are_those_of_the_host(program: Path, case: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
-@pytest.mark.parametrize("case", [*CASES, "few", "index", "overflow", "differs"])
+@pytest.mark.parametrize("case", [*CASES, "few", "late", "index", "overflow", "differs"])
 def test_few_tokens_by_the_low_latency_kernels(program: Path, case: str, n: int) -> None:
     run(program, case, n)
 

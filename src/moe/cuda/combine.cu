@@ -94,11 +94,11 @@ __device__ bool run(const Work& work, const Combine& combine, Sources& sources, 
     if (c < pushed) {
       ranges.find(work, combine, static_cast<int>(c));
       push<T, kEach, kHas>(work, combine, ranges, rows, sums_of(work, combines));
-      tell_pushed(work, combines, c, c + 1 < pushed ? c + 1 : chunks);
+      tell_pushed(work, combines, c, c + 1 < pushed ? 1 : chunks - c);
     }
     if (c == 0 || !combine.sum || c > own) continue;
     Chunk tokens(work, (c - 1) * share, share);
-    if (!hear_rows(work, combine, combines, c - 1, there, sources)) return false;
+    if (!hear_rows(work, combine, combines, c, there, sources)) return false;
     tokens.sum<T, kEach, kHas>(combine, sources, rows);
   }
   return true;

@@ -42,8 +42,7 @@ Space::Space(const Dims& dims, std::size_t few_blocks, bool copies) {
   if (few_blocks > 0) {
     const std::size_t of_token = pairs ? kBlocksOfToken : kBlocksOfTokenByRank;
     few_tokens = std::min(std::max<std::size_t>(few_blocks / of_token, 1), dims.max_tokens);
-    const std::size_t few_rows =
-        std::min(kFewSums, pairs ? few_blocks * kFewSumsOfBlock : few_blocks * kRowsOfBlock - 1);
+    const std::size_t few_rows = std::min(kFewSums, few_blocks * (pairs ? kFewSumsOfBlock : kRowsOfBlock));
     few_sums_tokens = std::min({kFewSumsTokens, few_rows / std::min(ranks, k), dims.max_tokens});
     at_once_tokens = std::min({kTokensAtOnce, few_blocks * kTokensOfBlock, dims.max_tokens});
     rank_lines = lines_of((1 + ranks) * kNumber);
@@ -66,7 +65,7 @@ Space::Space(const Dims& dims, std::size_t few_blocks, bool copies) {
   sent = at(bytes, 2 * sent_bytes);
   sums = at(bytes, 2 * sums_bytes);
   few_sums = at(bytes, 2 * few_sums_bytes);
-  lent = at(bytes, 2 * ranks * static_cast<std::size_t>(chunks) * sizeof(Lent));
+  lent = at(bytes, 2 * ranks * sizeof(Lent));
   if (!copies) return;
   at(returned_bytes, dims.tokens_held * dims.row_bytes);
   returned = at(bytes, 2 * returned_bytes);

@@ -25,7 +25,7 @@ inline constexpr std::int32_t kNone = -1;
 inline constexpr std::size_t kBlocksOfToken = 2, kBlocksOfTokenByRank = 32;
 inline constexpr std::size_t kTokensAtOnce = 512, kTokensOfBlock = 32;
 // A combine takes the low-latency kernel if a rank has so few tokens, and so few rows can be expected, also
-// for each of its blocks: with expert_major so many, otherwise fewer than the last number.
+// for each of its blocks: with expert_major so many, otherwise the last number.
 inline constexpr std::size_t kFewSumsTokens = 128, kFewSums = 256, kFewSumsOfBlock = 4, kRowsOfBlock = 2;
 
 // Sizes of lines (docs/gpu.md), in which the low-latency kernels send rows.
@@ -54,22 +54,22 @@ UNISONO_PORTABLE constexpr int slot_of(const Dims& dims, Told kind, int source) 
   return static_cast<int>(kind) * dims.ranks + source;
 }
 
-// A rank's message of a chunk in a combine, which is one word of 64 bits.
+// A rank's message of a combine, which is one word of 64 bits.
 struct alignas(8) Lent {
   static constexpr std::size_t kUnit = 16;  // bytes
-  std::uint32_t parts;                      // of the chunk that may be read, in all combines (parts_of)
+  std::uint32_t chunks;                     // that may be read, in all combines (chunks_told)
   std::uint32_t at;  // where in its area the rank lends its rows, in units; 0: it pushes their sums
 };
 
 // Counters of this rank. They lie in the GPU's memory: a graph that is replayed goes on with them.
 struct Counters {
-  std::uint32_t dispatches;        // that have begun: signals of kind `begun`
-  std::uint32_t landed, combines;  // that have ended
-  std::uint32_t lent;              // combines to which this rank has lent rows
-  std::uint32_t tickets[2];        // of blocks that have ended: the last one goes on
-  unsigned long long phases[2];    // low-latency: of dispatches and combines, as Phase counts
+  std::uint32_t dispatches;                // that have begun: signals of kind `begun`
+  std::uint32_t landed, combines;          // that have ended
+  std::uint32_t lent;                      // combines to which this rank has lent rows
+  std::uint32_t tickets[2 + kMostChunks];  // of blocks that have ended: the last one goes on
+  unsigned long long phases[2];            // low-latency: of dispatches and combines, as Phase counts
 };
-enum Ticket : int { kEndTicket, kSentTicket };
+enum Ticket : int { kEndTicket, kSentTicket, kChunkTicket };  // kChunkTicket: and after, one a chunk
 
 // Returns how many numbers routes count: pairs of each expert, and tokens of each rank and chunk.
 UNISONO_PORTABLE constexpr std::size_t columns_of(const Dims& dims, int chunks) {
@@ -111,7 +111,7 @@ struct Space {
   // to be fetched, [ranks, max_tokens] by receiver.
   std::size_t pool_rows = 0, leaving = 0;
   std::size_t sums = 0, sums_bytes = 0;          // twice [ranks, max_tokens, row]: what peers have summed
-  std::size_t lent = 0;                          // twice [ranks, chunks] Lent: what peers tell
+  std::size_t lent = 0;                          // twice [ranks] Lent: what a peer tells
   std::size_t returned = 0, returned_bytes = 0;  // copy engines (0: never): as sums
   // Low-latency, of at most few_tokens (0: never) of a rank: twice [ranks, told_lines], what peers have
   // counted; twice [ranks, few_tokens, row_lines], their rows; of at most few_sums_tokens twice [ranks,
