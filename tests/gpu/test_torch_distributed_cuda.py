@@ -35,6 +35,11 @@ def test_training(program: str, tmp_path: Path) -> None:
     play(2, f"torch_backend_programs:{program}", tmp_path).results()
 
 
+@pytest.mark.parametrize(("n", "program"), ((3, "split"), (4, "split_by_mesh")))
+def test_split_groups(n: int, program: str, tmp_path: Path) -> None:
+    play(n, f"torch_backend_programs:{program}", tmp_path).results()
+
+
 def test_one_rank_beside_nccl(tmp_path: Path) -> None:
     outcome = play(1, "torch_gpu_programs:alone", tmp_path, UNISONO_LOG="1")
     outcome.results()
