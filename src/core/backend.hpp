@@ -62,25 +62,25 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   void run(Request request) {
     name_algorithm(request);
     turn(request.collective, [&] {
-      const Deadline deadline(*this, *request.call);
+      const Deadline deadline(*this, request.call->timeout_s);
       run_scaled(request);
     });
   }
   void run_pair(Request request, int to, int from) {
     name_algorithm(request);
     turn(request.collective, [&] {
-      const Deadline deadline(*this, *request.call);
+      const Deadline deadline(*this, request.call->timeout_s);
       do_run_pair(request, to, from);
     });
   }
   // Runs a message with a tag, and begins one.
   Received run(const Message& message) {
     check_open(message.what());
-    return do_message(message);
+    return do_message(with_deadline(message));
   }
   Work begin(const Message& message) {
     check_open(message.what());
-    return Work(do_begin(message));
+    return Work(do_begin(with_deadline(message)));
   }
   // Begins a call, which runs on call_threads_. One on a GPU runs here: it only enqueues.
   Work begin(const std::shared_ptr<Begun>& call);
@@ -91,7 +91,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   void barrier(const Call& call = {}) {
     check_timeout(call);
     turn(Collective::barrier, [&] {
-      const Deadline deadline(*this, call);
+      const Deadline deadline(*this, call.timeout_s);
       do_barrier();
     });
   }
@@ -127,6 +127,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
       Impl& of;
       ~End() { of.ended(); }
     } const end{*this};
+    const Deadline deadline(*this, later_timeout_s_);
     try {
       enter(what, ++calls_);
       return body();
@@ -135,8 +136,18 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
       throw;
     }
   }
-  // Sets the deadline of waits within a call; none: the communicator's.
+  // Sets the deadline of waits within a call; none: that of the options.
   virtual void set_timeout(std::optional<double> timeout_s) = 0;
+  // As Communicator::set_timeout.
+  void set_later_timeout(double timeout_s);
+  // Sets the deadline of kernels that start later. From any thread.
+  virtual void set_gpu_timeout(double) {}
+  // Returns the options of a communicator of some of the ranks.
+  Options options_of_split() const {
+    Options split = options;
+    if (later_timeout_s_ != 0) split.timeout_s = later_timeout_s_;
+    return split;
+  }
   // Tells the lane whether the call that runs is beside its rank's own work, as one that has begun is.
   virtual void run_beside(bool) {}
   // Runs a request within such a call.
@@ -220,11 +231,11 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   static constexpr const char* kNoGpu = "the communicator has no GPU: make it with device=, on every rank.";
   [[noreturn]] static void refuse_gpu() { throw UsageError(kNoGpu); }
 
-  // The deadline of a call, if it has one of its own.
+  // The deadline of a call, unless it is that of the options: 0.
   class Deadline {
    public:
-    Deadline(Impl& of, const Call& call) : of_(call.timeout_s == 0 ? nullptr : &of) {
-      if (of_) of_->set_timeout(call.timeout_s);
+    Deadline(Impl& of, double timeout_s) : of_(timeout_s == 0 ? nullptr : &of) {
+      if (of_) of_->set_timeout(timeout_s);
     }
     ~Deadline() {
       if (of_) of_->set_timeout({});
@@ -315,9 +326,14 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
       throw UsageError(std::string(what) + " was called from within a call of this communicator, as by a " +
                        "signal's handler: call it after that.");
   }
+  Message with_deadline(Message message) const {
+    if (message.timeout_s == 0) message.timeout_s = later_timeout_s_;
+    return message;
+  }
   std::string problem_of(const MemoryRange& range) const;
   void drop(Registration::State& one) noexcept;
 
+  std::atomic<double> later_timeout_s_ = 0;  // of set_later_timeout
   Turns turns_;
   std::mutex beginning_;  // guards the making of call_threads_
   std::unique_ptr<CallThreads> call_threads_;

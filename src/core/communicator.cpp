@@ -25,6 +25,11 @@ double Communicator::Impl::timeout_of(const Options& options) {
   return check_timeout_s(options.timeout_s.value_or(env().timeout_s));
 }
 
+void Communicator::Impl::set_later_timeout(double timeout_s) {
+  later_timeout_s_ = check_timeout_s(timeout_s);
+  set_gpu_timeout(timeout_s);
+}
+
 int library_version() { return kHeaderVersion; }
 
 Communicator::Communicator(int header_version, const std::shared_ptr<Bootstrap>& bootstrap,
@@ -49,7 +54,7 @@ Work Communicator::Impl::begin(const std::shared_ptr<Begun>& begun) {
   if (begun->request) name_algorithm(*begun->request);
   begun->call.algorithm = {};  // the caller's text
   const auto run_it = [this, begun] {
-    const Deadline deadline(*this, begun->call);
+    const Deadline deadline(*this, begun->call.timeout_s);
     if (!begun->request) do_barrier();
     else if (begun->pair) do_run_pair(*begun->request, begun->to, begun->from);
     else run_scaled(*begun->request);
@@ -276,6 +281,8 @@ bool Communicator::nvlink() const { return impl_->nvlink(); }
 std::string_view Communicator::card() const { return impl_->card(); }
 void Communicator::synchronize(void* stream) { impl_->synchronize(stream); }
 void* Communicator::last_stream() const { return impl_->last_stream(); }
+
+void Communicator::set_timeout(double timeout_s) { impl_->set_later_timeout(timeout_s); }
 
 bool Communicator::check() const { return impl_->check(); }
 void Communicator::set_check(bool check) { impl_->set_check(check); }

@@ -185,6 +185,14 @@ Ptr<c10d::Backend> GpuGroup::nccl() {
   return nccl_;
 }
 
+void GpuGroup::set_timeout(std::chrono::milliseconds timeout) {
+  const std::scoped_lock lock(mutex_);
+  timeout_s_ = 1e-3 * static_cast<double>(timeout.count());
+  for (const auto& [peer, gpu] : made_)
+    if (gpu) gpu->communicator().set_timeout(timeout_s_);
+  if (nccl_) nccl_->setTimeout(timeout);
+}
+
 void GpuGroup::raise_if_failed() {
   const std::scoped_lock lock(mutex_);
   for (const auto& [peer, gpu] : made_)

@@ -29,7 +29,7 @@ Routes::Routes(const Ptr<c10d::Store>& store, int rank, int size, double timeout
       options_(c10::make_intrusive<GroupOptions>(timeout_s)),
       communicator_(std::move(made)) {
   init();
-  if (communicator_) timeout_s_ = timeout_s;  // its own is that of the whole
+  if (communicator_) communicator_->set_timeout(timeout_s);  // in place of the whole group's
   const auto bootstrap = std::make_shared<StoreBootstrap>(store, rank, size);
   Communicator::Options options;
   options.timeout_s = timeout_s;
@@ -118,9 +118,10 @@ Ptr<c10d::Backend> Routes::by_nccl(const char* what, const std::string& why) {
 void Routes::setTimeout(std::chrono::milliseconds timeout) {
   TORCH_CHECK(timeout.count() > 0, "unisono: the timeout of a group is ", timeout.count(),
               " ms: it must be above 0.");
-  timeout_s_ = 1e-3 * static_cast<double>(timeout.count());
   options_->timeout = timeout;
   gloo_->setTimeout(timeout);
+  if (communicator_) communicator_->set_timeout(1e-3 * static_cast<double>(timeout.count()));
+  gpus_->set_timeout(timeout);
 }
 
 Ptr<c10d::Work> Routes::begin(OpType type, const char* title, How how, at::TensorList inputs,
@@ -134,7 +135,6 @@ Ptr<c10d::Work> Routes::begin(OpType type, const char* title, How how, at::Tenso
     work->start(body);
     return joined(work);
   }
-  if (how.timeout_s == 0) how.timeout_s = timeout_s_;
   if (!how.async && !c10d::allow_inflight_collective_as_graph_input()) {
     RECORD_USER_SCOPE_WITH_INPUTS(title, std::vector<c10::IValue>(inputs.begin(), inputs.end()));
     by_torchs_errors([&] {

@@ -32,7 +32,7 @@ class Routes : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return calls_made_; }
   c10d::ErrorType getError() override;
-  // Sets the group's deadline for later calls on CPUs. Communicators of GPUs keep theirs.
+  // Sets the group's deadline for later calls. Calls that a CUDA graph has captured keep theirs.
   void setTimeout(std::chrono::milliseconds timeout) override;
 
   Ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
@@ -110,7 +110,6 @@ class Routes : public c10d::Backend {
   Ptr<c10d::Backend> gloo_;
   const bool log_;
   Ptr<GroupOptions> options_;
-  std::atomic<double> timeout_s_ = 0;                    // of setTimeout; 0: the communicator's
   std::unique_ptr<unisono::Communicator> communicator_;  // none: gloo carries everything on CPUs
   std::shared_ptr<Blocks> blocks_;
   std::unique_ptr<GpuGroup> gpus_;
