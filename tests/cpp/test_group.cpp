@@ -84,18 +84,17 @@ TEST(Timeout, CanBeSetForLaterCalls) {
   using Way = std::function<void(Communicator&)>;
   static std::int32_t word = 0;
   const Call one{.in = &word, .out = &word, .count = 1, .dtype = DType::i32};
-  const std::vector<Way> ways{
-      [&](Communicator& comm) { comm.all_reduce(one); },
-      [&](Communicator& comm) { comm.begin(Collective::all_reduce, one).wait(); },
-      [&](Communicator& comm) { comm.recv(one, 1, 7); },
-      [&](Communicator& comm) { comm.begin(Collective::recv, one, -1, 1, 7).wait(); },
-      [&](Communicator& comm) { comm.empty(64); },
-      [&](Communicator& comm) {
-        Call shorter = one;
-        shorter.timeout_s = kShort;
-        comm.set_timeout(kLong);
-        comm.all_reduce(shorter);
-      }};
+  const std::vector<Way> ways{[&](Communicator& comm) { comm.all_reduce(one); },
+                              [&](Communicator& comm) { comm.begin(Collective::all_reduce, one).wait(); },
+                              [&](Communicator& comm) { comm.recv(one, 1, 7); },
+                              [&](Communicator& comm) { comm.begin(Collective::recv, one, -1, 1, 7).wait(); },
+                              [&](Communicator& comm) { comm.empty(64); },
+                              [&](Communicator& comm) {
+                                Call shorter = one;
+                                shorter.timeout_s = kShort;
+                                comm.set_timeout(kLong);
+                                comm.all_reduce(shorter);
+                              }};
   for (std::size_t w = 0; w < 2 * ways.size(); ++w) {  // the later ones on a communicator that is split off
     std::latch over(1);
     on_ranks(2, {.timeout_s = kLong, .check = false}, [&](Communicator& whole) {
