@@ -61,17 +61,11 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
 
   void run(Request request) {
     name_algorithm(request);
-    turn(request.collective, [&] {
-      const Deadline deadline(*this, request.call->timeout_s);
-      run_scaled(request);
-    });
+    turn(request.collective, [&] { run_scaled(request); }, request.call->timeout_s);
   }
   void run_pair(Request request, int to, int from) {
     name_algorithm(request);
-    turn(request.collective, [&] {
-      const Deadline deadline(*this, request.call->timeout_s);
-      do_run_pair(request, to, from);
-    });
+    turn(request.collective, [&] { do_run_pair(request, to, from); }, request.call->timeout_s);
   }
   // Runs a message with a tag, and begins one.
   Received run(const Message& message) {
@@ -90,10 +84,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   void settle() noexcept;
   void barrier(const Call& call = {}) {
     check_timeout(call);
-    turn(Collective::barrier, [&] {
-      const Deadline deadline(*this, call.timeout_s);
-      do_barrier();
-    });
+    turn(Collective::barrier, [&] { do_barrier(); }, call.timeout_s);
   }
   std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) {
     return turn(Collective::empty, [&] { return do_allocate(bytes, memory); });
@@ -112,22 +103,22 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // Runs `body` as one call of the communicator: one at a time, in the order in which they come, numbered for
   // the text of errors, and refused if the communicator is closed or has failed. An exception that is no
   // Error (no memory, an interrupt) ends the call on this rank alone. The rank is then out of step with its
-  // peers, and closes.
+  // peers, and closes. timeout_s: deadline of its waits; 0: the communicator's.
   template <class Body>
-  std::invoke_result_t<Body> turn(std::string_view what, const Body& body) {
+  std::invoke_result_t<Body> turn(std::string_view what, const Body& body, double timeout_s = 0) {
     check_open(what);
     const Turns::Turn turn(turns_, turns_.come());
-    return in_turn(what, body);
+    return in_turn(what, body, timeout_s);
   }
   // Does the same within a turn that has come.
   template <class Body>
-  std::invoke_result_t<Body> in_turn(std::string_view what, const Body& body) {
+  std::invoke_result_t<Body> in_turn(std::string_view what, const Body& body, double timeout_s) {
     check_closed(what);
     struct End {
       Impl& of;
       ~End() { of.ended(); }
     } const end{*this};
-    const Deadline deadline(*this, later_timeout_s_);
+    const Deadline deadline(*this, timeout_s != 0 ? timeout_s : later_timeout_s_.load());
     try {
       enter(what, ++calls_);
       return body();
@@ -305,8 +296,8 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   void run_scaled(Request& request);
 
   template <class Body>
-  std::invoke_result_t<Body> turn(Collective collective, const Body& body) {
-    return turn(name_of(collective), body);
+  std::invoke_result_t<Body> turn(Collective collective, const Body& body, double timeout_s = 0) {
+    return turn(name_of(collective), body, timeout_s);
   }
   void check_closed(std::string_view what) const {
     if (closed())
@@ -333,7 +324,6 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   std::string problem_of(const MemoryRange& range) const;
   void drop(Registration::State& one) noexcept;
 
-  std::atomic<double> later_timeout_s_ = 0;  // of set_later_timeout
   Turns turns_;
   std::mutex beginning_;  // guards the making of call_threads_
   std::unique_ptr<CallThreads> call_threads_;
@@ -342,6 +332,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // A scaled input that the output has no room for. Kept for the next one.
   std::unique_ptr<byte[]> scaled_;
   std::size_t scaled_bytes_ = 0;
+  std::atomic<double> later_timeout_s_ = 0;  // of set_later_timeout
 };
 
 // An array and the factor of each of its elements.

@@ -54,7 +54,6 @@ Work Communicator::Impl::begin(const std::shared_ptr<Begun>& begun) {
   if (begun->request) name_algorithm(*begun->request);
   begun->call.algorithm = {};  // the caller's text
   const auto run_it = [this, begun] {
-    const Deadline deadline(*this, begun->call.timeout_s);
     if (!begun->request) do_barrier();
     else if (begun->pair) do_run_pair(*begun->request, begun->to, begun->from);
     else run_scaled(*begun->request);
@@ -62,14 +61,15 @@ Work Communicator::Impl::begin(const std::shared_ptr<Begun>& begun) {
   if (begun->call.memory == Memory::device) return turn(what, run_it), Work();
   check_open(what);
   auto state = std::make_shared<Work::State>(what);
-  call_threads().add(turns_, [this, what, state, run_it](Turns::Number number) {
+  call_threads().add(turns_, [this, what, state, begun, run_it](Turns::Number number) {
     const Turns::Turn turn(turns_, number);  // a later call finds the work done
     std::exception_ptr error;
     try {
-      in_turn(what, [&] {
+      const auto run_beside = [&] {
         const Beside beside(*this);
         run_it();
-      });
+      };
+      in_turn(what, run_beside, begun->call.timeout_s);
     } catch (...) { error = std::current_exception(); }
     return state->end(std::move(error));
   });

@@ -81,11 +81,7 @@ def empty(
 def make_gloo(store: Any, rank: int, size: int, timeout_s: float) -> Any:
     """Returns torch's backend for CPUs, which carries a group's calls that Unisono lacks there. Collective.
 
-    Args:
-        store: Of the group.
-        rank: In the group.
-        size: Of the group.
-        timeout_s: Of the group, in seconds.
+    Takes what `make_nccl` takes.
     """
     return ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timedelta(seconds=timeout_s))
 
