@@ -43,7 +43,7 @@ struct Call {
   // Either: by 2^-127 at least. Blocks are 32 elements, from the buffer's begin. A block in which an
   // infinity, a NaN or an overflow occurs becomes NaN.
   Wire wire = Wire::exact;
-  double timeout_s = 0;  // deadline of this call's waits, on host memory; 0: Options::timeout_s
+  double timeout_s = 0;  // deadline of this call's waits, on host memory; 0: the communicator's
   // Premultiplied sum: this rank's input is scaled before the sum, as NCCL's ncclRedOpCreatePreMulSum does.
   // all_reduce, reduce and reduce_scatter, Op::sum of f32, f64, f16 and bf16 in host memory. Each element is
   // multiplied in f32 (f64: in f64) and rounded to its dtype. Any double; 1: none. Ranks may differ in it.
@@ -178,6 +178,11 @@ class UNISONO_API Communicator {
   // nodes and Options::transport carries messages, which is for all ranks: make their communicator by a
   // bootstrap of their own.
   std::optional<Communicator> split(int color, int key = 0);
+
+  // Sets the deadline of the waits of later calls, above 0, in place of Options::timeout_s. Ranks may differ.
+  // From any thread, and waits for no call. What a CUDA graph has captured keeps its deadline, and so do a
+  // DeviceArea, a Moe or a Window on GPUs that has been made, and NCCL between nodes.
+  void set_timeout(double timeout_s);
 
   // Returns memory that every rank of the node reaches, for calls without a copy. Collective.
   // Requires: every rank asks for the same number of bytes.

@@ -61,26 +61,20 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
 
   void run(Request request) {
     name_algorithm(request);
-    turn(request.collective, [&] {
-      const Deadline deadline(*this, *request.call);
-      run_scaled(request);
-    });
+    turn(request.collective, [&] { run_scaled(request); }, request.call->timeout_s);
   }
   void run_pair(Request request, int to, int from) {
     name_algorithm(request);
-    turn(request.collective, [&] {
-      const Deadline deadline(*this, *request.call);
-      do_run_pair(request, to, from);
-    });
+    turn(request.collective, [&] { do_run_pair(request, to, from); }, request.call->timeout_s);
   }
   // Runs a message with a tag, and begins one.
   Received run(const Message& message) {
     check_open(message.what());
-    return do_message(message);
+    return do_message(with_deadline(message));
   }
   Work begin(const Message& message) {
     check_open(message.what());
-    return Work(do_begin(message));
+    return Work(do_begin(with_deadline(message)));
   }
   // Begins a call, which runs on call_threads_. One on a GPU runs here: it only enqueues.
   Work begin(const std::shared_ptr<Begun>& call);
@@ -90,10 +84,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   void settle() noexcept;
   void barrier(const Call& call = {}) {
     check_timeout(call);
-    turn(Collective::barrier, [&] {
-      const Deadline deadline(*this, call);
-      do_barrier();
-    });
+    turn(Collective::barrier, [&] { do_barrier(); }, call.timeout_s);
   }
   std::shared_ptr<void> allocate(std::size_t bytes, Memory memory) {
     return turn(Collective::empty, [&] { return do_allocate(bytes, memory); });
@@ -112,21 +103,22 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // Runs `body` as one call of the communicator: one at a time, in the order in which they come, numbered for
   // the text of errors, and refused if the communicator is closed or has failed. An exception that is no
   // Error (no memory, an interrupt) ends the call on this rank alone. The rank is then out of step with its
-  // peers, and closes.
+  // peers, and closes. timeout_s: deadline of its waits; 0: the communicator's.
   template <class Body>
-  std::invoke_result_t<Body> turn(std::string_view what, const Body& body) {
+  std::invoke_result_t<Body> turn(std::string_view what, const Body& body, double timeout_s = 0) {
     check_open(what);
     const Turns::Turn turn(turns_, turns_.come());
-    return in_turn(what, body);
+    return in_turn(what, body, timeout_s);
   }
   // Does the same within a turn that has come.
   template <class Body>
-  std::invoke_result_t<Body> in_turn(std::string_view what, const Body& body) {
+  std::invoke_result_t<Body> in_turn(std::string_view what, const Body& body, double timeout_s) {
     check_closed(what);
     struct End {
       Impl& of;
       ~End() { of.ended(); }
     } const end{*this};
+    const Deadline deadline(*this, timeout_s != 0 ? timeout_s : later_timeout_s_.load());
     try {
       enter(what, ++calls_);
       return body();
@@ -135,8 +127,18 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
       throw;
     }
   }
-  // Sets the deadline of waits within a call; none: the communicator's.
+  // Sets the deadline of waits within a call; none: that of the options.
   virtual void set_timeout(std::optional<double> timeout_s) = 0;
+  // As Communicator::set_timeout.
+  void set_later_timeout(double timeout_s);
+  // Sets the deadline of kernels that start later. From any thread.
+  virtual void set_gpu_timeout(double) {}
+  // Returns the options of a communicator of some of the ranks.
+  Options options_of_split() const {
+    Options split = options;
+    if (later_timeout_s_ != 0) split.timeout_s = later_timeout_s_;
+    return split;
+  }
   // Tells the lane whether the call that runs is beside its rank's own work, as one that has begun is.
   virtual void run_beside(bool) {}
   // Runs a request within such a call.
@@ -220,11 +222,11 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   static constexpr const char* kNoGpu = "the communicator has no GPU: make it with device=, on every rank.";
   [[noreturn]] static void refuse_gpu() { throw UsageError(kNoGpu); }
 
-  // The deadline of a call, if it has one of its own.
+  // The deadline of a call, unless it is that of the options: 0.
   class Deadline {
    public:
-    Deadline(Impl& of, const Call& call) : of_(call.timeout_s == 0 ? nullptr : &of) {
-      if (of_) of_->set_timeout(call.timeout_s);
+    Deadline(Impl& of, double timeout_s) : of_(timeout_s == 0 ? nullptr : &of) {
+      if (of_) of_->set_timeout(timeout_s);
     }
     ~Deadline() {
       if (of_) of_->set_timeout({});
@@ -294,8 +296,8 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   void run_scaled(Request& request);
 
   template <class Body>
-  std::invoke_result_t<Body> turn(Collective collective, const Body& body) {
-    return turn(name_of(collective), body);
+  std::invoke_result_t<Body> turn(Collective collective, const Body& body, double timeout_s = 0) {
+    return turn(name_of(collective), body, timeout_s);
   }
   void check_closed(std::string_view what) const {
     if (closed())
@@ -315,6 +317,10 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
       throw UsageError(std::string(what) + " was called from within a call of this communicator, as by a " +
                        "signal's handler: call it after that.");
   }
+  Message with_deadline(Message message) const {
+    if (message.timeout_s == 0) message.timeout_s = later_timeout_s_;
+    return message;
+  }
   std::string problem_of(const MemoryRange& range) const;
   void drop(Registration::State& one) noexcept;
 
@@ -326,6 +332,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // A scaled input that the output has no room for. Kept for the next one.
   std::unique_ptr<byte[]> scaled_;
   std::size_t scaled_bytes_ = 0;
+  std::atomic<double> later_timeout_s_ = 0;  // of set_later_timeout
 };
 
 // An array and the factor of each of its elements.

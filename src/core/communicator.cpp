@@ -25,6 +25,11 @@ double Communicator::Impl::timeout_of(const Options& options) {
   return check_timeout_s(options.timeout_s.value_or(env().timeout_s));
 }
 
+void Communicator::Impl::set_later_timeout(double timeout_s) {
+  later_timeout_s_ = check_timeout_s(timeout_s);
+  set_gpu_timeout(timeout_s);
+}
+
 int library_version() { return kHeaderVersion; }
 
 Communicator::Communicator(int header_version, const std::shared_ptr<Bootstrap>& bootstrap,
@@ -49,7 +54,6 @@ Work Communicator::Impl::begin(const std::shared_ptr<Begun>& begun) {
   if (begun->request) name_algorithm(*begun->request);
   begun->call.algorithm = {};  // the caller's text
   const auto run_it = [this, begun] {
-    const Deadline deadline(*this, begun->call);
     if (!begun->request) do_barrier();
     else if (begun->pair) do_run_pair(*begun->request, begun->to, begun->from);
     else run_scaled(*begun->request);
@@ -57,14 +61,15 @@ Work Communicator::Impl::begin(const std::shared_ptr<Begun>& begun) {
   if (begun->call.memory == Memory::device) return turn(what, run_it), Work();
   check_open(what);
   auto state = std::make_shared<Work::State>(what);
-  call_threads().add(turns_, [this, what, state, run_it](Turns::Number number) {
+  call_threads().add(turns_, [this, what, state, begun, run_it](Turns::Number number) {
     const Turns::Turn turn(turns_, number);  // a later call finds the work done
     std::exception_ptr error;
     try {
-      in_turn(what, [&] {
+      const auto run_beside = [&] {
         const Beside beside(*this);
         run_it();
-      });
+      };
+      in_turn(what, run_beside, begun->call.timeout_s);
     } catch (...) { error = std::current_exception(); }
     return state->end(std::move(error));
   });
@@ -276,6 +281,8 @@ bool Communicator::nvlink() const { return impl_->nvlink(); }
 std::string_view Communicator::card() const { return impl_->card(); }
 void Communicator::synchronize(void* stream) { impl_->synchronize(stream); }
 void* Communicator::last_stream() const { return impl_->last_stream(); }
+
+void Communicator::set_timeout(double timeout_s) { impl_->set_later_timeout(timeout_s); }
 
 bool Communicator::check() const { return impl_->check(); }
 void Communicator::set_check(bool check) { impl_->set_check(check); }

@@ -81,7 +81,7 @@ std::optional<Communicator> Communicator::split(int color, int key) {
     throw UsageError("the ranks of color " + std::to_string(color) +
                      " are on several nodes, and the transport is for all ranks: make their communicator by "
                      "a bootstrap of their own, or give a color to the ranks of each node.");
-  return Communicator(std::make_shared<SplitBootstrap>(*impl_, std::move(ranks)), impl_->options);
+  return Communicator(std::make_shared<SplitBootstrap>(*impl_, std::move(ranks)), impl_->options_of_split());
 }
 
 }  // namespace unisono

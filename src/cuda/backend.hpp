@@ -25,6 +25,7 @@ class GpuCommunicator final : public LocalCommunicator {
   void synchronize(void* stream) override { engine_->synchronize(stream); }
   void* last_stream() const override { return engine_->last_stream(); }
   int take_gpu(void* stream) override { return engine_->take(stream); }
+  void set_gpu_timeout(double timeout_s) override { engine_->set_timeout(timeout_s); }
   cuda::Engine* gpu() override { return engine_.get(); }
 
   Algorithm choose(Collective collective, std::size_t bytes, bool symmetric, Memory memory,

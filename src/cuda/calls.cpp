@@ -146,18 +146,18 @@ void GpuEngine::start(const void* kernel, void* parameter, const Grid& grid, voi
 
 template <int kMost>
 ContextOf<kMost> GpuEngine::context() const {
+  ContextOf<kMost> all;
   if constexpr (kMost == kFewRanks) {
-    return base_;
+    all = base_;
   } else {
-    ContextOf<kMost> all;
     all.rank = base_.rank;
     all.layout = base_.layout;
     std::copy(bases_.begin(), bases_.end(), all.bases);
     all.failure = base_.failure;
-    all.timeout_ns = base_.timeout_ns;
     all.counts_up = base_.counts_up;
-    return all;
   }
+  all.timeout_ns = timeout_ns();
+  return all;
 }
 
 template <int kMost>

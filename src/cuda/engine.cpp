@@ -77,7 +77,6 @@ void GpuEngine::open(const Options& options) {
   if (!many()) std::copy(bases_.begin(), bases_.end(), base_.bases);
   base_.failure = static_cast<Failure*>(seen);
   base_.counts_up = nvlink_;
-  base_.timeout_ns = static_cast<std::uint64_t>(options.timeout_s * 1e9);
   load_kernels();
   for (cudaStream_t* stream : {&side_, &tell_})
     check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "making a stream");

@@ -114,6 +114,8 @@ class Engine {
   // Waits for the GPU, and lets go of what was dropped. meet: meets the ranks, of whom none reaches it then.
   virtual void end_registration(const std::function<void()>& meet) = 0;
 
+  // Sets the deadline of kernels that start later. From any thread.
+  virtual void set_timeout(double timeout_s) = 0;
   virtual void check() = 0;
   virtual void synchronize(void* stream) = 0;
 

@@ -112,6 +112,7 @@ Exchange GpuEngine::exchange_of(Collective collective, bool lines, std::uint64_t
   x.begun = reinterpret_cast<Counts*>(at(x.rank, layout_.tokens));
   x.counts = reinterpret_cast<Counts*>(at(x.rank, layout_.counts));
   x.context = base_;
+  x.context.timeout_ns = timeout_ns();
   x.context.collective = collective;
   x.context.call = call;
   return x;

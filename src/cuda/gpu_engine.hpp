@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -85,6 +86,7 @@ class GpuEngine final : public Engine {
   std::shared_ptr<void> register_memory(const MemoryRange& range) override;
   void end_registration(const std::function<void()>& meet) override;
 
+  void set_timeout(double timeout_s) override { timeout_s_ = timeout_s; }
   void check() override;
 
   void synchronize(void* stream) override;
@@ -174,6 +176,7 @@ class GpuEngine final : public Engine {
   LaunchOf<kMost> launch_of(const Request& request, std::uint64_t call, int to, int from) const;
   template <int kMost>
   void reach_peers(LaunchOf<kMost>& launch, const Request& request, int from) const;
+  std::uint64_t timeout_ns() const { return static_cast<std::uint64_t>(timeout_s_ * 1e9); }
   template <int kMost>
   ContextOf<kMost> context() const;
   template <int kMost>
@@ -214,7 +217,7 @@ class GpuEngine final : public Engine {
   int device_;
   bool peer_access_ = true, nvlink_ = true;
   std::string card_;
-  double timeout_s_;
+  std::atomic<double> timeout_s_;  // of kernels that start later
   int blocks_ = 0;
   std::vector<int> neighbours_;  // GPUs of other ranks of this process
   Layout layout_;

@@ -121,7 +121,7 @@ AreaParts GpuEngine::make_area(std::size_t bytes, int signals, const std::string
   handle.ranks = group_.size();
   handle.signals = signals;
   handle.bytes = bytes;
-  handle.timeout_ns = base_.timeout_ns;
+  handle.timeout_ns = timeout_ns();
   handle.failure = base_.failure;
   const std::scoped_lock lock(symmetric_->mutex);
   symmetric_->areas.push_back({name, explain});

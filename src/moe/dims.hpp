@@ -32,6 +32,7 @@ struct Dims {
   std::size_t rows_held = 0;    // rows of received buffers
   std::size_t tokens_held = 0;  // tokens that can come: ranks * max_tokens
   int handles = 1;
+  std::int32_t number = 0;  // of the Moe, which all ranks have alike
 
   UNISONO_PORTABLE constexpr bool expert_major() const { return layout == MoeLayout::expert_major; }
   UNISONO_PORTABLE constexpr int rank_of(int expert) const { return expert / local_experts; }

@@ -49,7 +49,7 @@ class [[gnu::visibility("hidden")]] Moe::Impl {
         dims(moe::dims_of(shape, options, of.rank(), of.size())),
         of_(of),
         tokens_(static_cast<std::size_t>(dims.handles)) {
-    agree();
+    dims.number = agree();
     engine_ = options.memory == Memory::device ? moe::make_gpu_engine(of, dims, options.host_counts)
               : of.machine()                   ? moe::make_host_engine(of, dims)
                                                : moe::make_message_engine(of, dims);
@@ -57,7 +57,7 @@ class [[gnu::visibility("hidden")]] Moe::Impl {
 
   const MoeShape shape;
   const MoeOptions options;
-  const moe::Dims dims;
+  moe::Dims dims;
 
   void dispatch_begin(const MoeTokens& given, const std::optional<MoeHandle>& handle, bool whole) {
     expect(Phase::idle, "dispatch");
@@ -118,17 +118,23 @@ class [[gnu::visibility("hidden")]] Moe::Impl {
  private:
   enum class Phase : std::uint8_t { idle, dispatch, combine };
 
-  // Throws UsageError on every rank if two ask for different shapes or options. Nothing is lost then.
-  void agree() {
-    const Asked mine(shape, options);
-    std::vector<Asked> all(static_cast<std::size_t>(of_.size()), mine);
+  // Returns a number of this Moe that no other of the communicator has. Throws UsageError on every rank if
+  // two ask for different shapes or options. Nothing is lost then.
+  std::int32_t agree() {
+    struct Said {
+      Asked asked;
+      std::uint64_t number;
+    };
+    const Said mine{{shape, options}, number_};
+    std::vector<Said> all(static_cast<std::size_t>(of_.size()), mine);
     const Call call{.in = &mine, .out = all.data(), .count = sizeof mine, .dtype = DType::u8};
     of_.turn("moe", [&] { of_.run_within({Collective::all_gather, call, of_.rank(), of_.size()}); });
     for (std::size_t r = 1; r < all.size(); ++r)
-      if (std::memcmp(&all[0], &all[r], sizeof mine) != 0)
+      if (std::memcmp(&all[0].asked, &all[r].asked, sizeof mine.asked) != 0)
         throw UsageError("rank " + std::to_string(of_.number(static_cast<int>(r))) +
                          " makes another moe than rank " + std::to_string(of_.number(0)) +
                          ": give the same shape and options on every rank.");
+    return static_cast<std::int32_t>(all[0].number);
   }
 
   int slot(const MoeHandle& handle) const {

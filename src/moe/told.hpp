@@ -18,6 +18,7 @@ class Told {
   explicit Told(const Dims& dims, std::size_t more = 0)
       : ranks_(static_cast<std::size_t>(dims.ranks)),
         more_(more),
+        number_(dims.number),
         stride_(kHead + Route::numbers(dims) + more),
         mine_(stride_),
         all_(stride_ * ranks_) {}
@@ -30,6 +31,7 @@ class Told {
     mine_[3] = static_cast<std::int32_t>(tokens.more.size());
     for (std::size_t m = 0; m < tokens.more.size(); ++m)
       mine_[4 + m] = static_cast<std::int32_t>(tokens.more[m].row_bytes);
+    mine_[kHead - 2] = number_;
     if (!routed) mine_[kHead - 1] = static_cast<std::int32_t>(tokens.max_tokens);
     route.tell(std::span(mine_).subspan(kHead));
   }
@@ -63,17 +65,17 @@ class Told {
   std::size_t stride() const { return stride_; }
 
   // Returns the mark of the pieces of a combine: calls that differ have different ones, up to one in 2^24.
-  static std::uint32_t mark_of_combine(const MoeOutputs& outputs, int slot) {
+  std::uint32_t mark_of_combine(const MoeOutputs& outputs, int slot) const {
     std::uint64_t hash = 0x9e3779b97f4a7c15u;
     for (const std::uint64_t field :
          {static_cast<std::uint64_t>(outputs.row_bytes), static_cast<std::uint64_t>(outputs.dtype),
-          static_cast<std::uint64_t>(slot)})
+          static_cast<std::uint64_t>(slot), static_cast<std::uint64_t>(number_)})
       hash = (hash ^ field) * 0xff51afd7ed558ccdu;
     return static_cast<std::uint32_t>(hash >> 40) | 1u;
   }
 
  private:
-  static constexpr std::size_t kHead = 5 + kMostMore;
+  static constexpr std::size_t kHead = 6 + kMostMore;
   static constexpr std::int32_t kEither = 0, kWeighted = 1, kPlain = 2;
   std::ptrdiff_t at(std::size_t rank) const { return static_cast<std::ptrdiff_t>(rank * stride_); }
   std::string text(std::size_t rank) const {
@@ -84,10 +86,13 @@ class Told {
     said += head[0] == kWeighted ? ", with weights" : ", without weights";
     for (std::int32_t m = 0; m < head[3]; ++m)
       said += (m == 0 ? ", and further rows of " : " and ") + std::to_string(head[4 + m]) + " bytes";
+    if (head[kHead - 2] != all_[kHead - 2]) said += ", by another moe";
     return said;
   }
 
-  std::size_t ranks_, more_, stride_;
+  std::size_t ranks_, more_;
+  std::int32_t number_;  // of the Moe
+  std::size_t stride_;
   std::int32_t weighted_ = kEither;
   std::vector<std::int32_t> mine_, all_;
 };

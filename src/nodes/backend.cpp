@@ -78,6 +78,10 @@ void NodesCommunicator::set_timeout(std::optional<double> timeout_s) {
   local_->set_timeout(timeout_s ? std::optional(local_timeout_s(*timeout_s)) : std::nullopt);
 }
 
+void NodesCommunicator::set_gpu_timeout(double timeout_s) {
+  local_->set_gpu_timeout(local_timeout_s(timeout_s));
+}
+
 NodesCommunicator::~NodesCommunicator() {
   close();
   if (!host_ || !(failed_ || abandoned_)) return;

@@ -80,6 +80,7 @@ class NodesCommunicator final : public Communicator::Impl {
   };
 
   void set_timeout(std::optional<double> timeout_s) override;
+  void set_gpu_timeout(double timeout_s) override;
   void run_beside(bool beside) override { local_->run_beside(beside); }
   Received do_message(const Message& message) override;
   std::shared_ptr<Work::State> do_begin(const Message& message) override;

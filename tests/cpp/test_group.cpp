@@ -4,8 +4,11 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
+#include <functional>
 #include <latch>
 #include <limits>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -74,6 +77,38 @@ TEST(Timeout, NamesTheSlotOfEachKindOfWait) {
                EXPECT_TRUE(has(text, "rank 1") && has(text, slot)) << text;
                over.count_down();
              });
+  }
+}
+
+TEST(Timeout, CanBeSetForLaterCalls) {
+  using Way = std::function<void(Communicator&)>;
+  static std::int32_t word = 0;
+  const Call one{.in = &word, .out = &word, .count = 1, .dtype = DType::i32};
+  const std::vector<Way> ways{[&](Communicator& comm) { comm.all_reduce(one); },
+                              [&](Communicator& comm) { comm.begin(Collective::all_reduce, one).wait(); },
+                              [&](Communicator& comm) { comm.recv(one, 1, 7); },
+                              [&](Communicator& comm) { comm.begin(Collective::recv, one, -1, 1, 7).wait(); },
+                              [&](Communicator& comm) { comm.empty(64); },
+                              [&](Communicator& comm) {
+                                Call shorter = one;
+                                shorter.timeout_s = kShort;
+                                comm.set_timeout(kLong);
+                                comm.all_reduce(shorter);
+                              }};
+  for (std::size_t w = 0; w < 2 * ways.size(); ++w) {  // the later ones on a communicator that is split off
+    std::latch over(1);
+    on_ranks(2, {.timeout_s = kLong, .check = false}, [&](Communicator& whole) {
+      EXPECT_TRUE(has(text_of<UsageError>([&] { whole.set_timeout(0); }), "timeout_s=0"));
+      whole.set_timeout(kShort);
+      whole.barrier();
+      std::optional<Communicator> part;
+      if (w >= ways.size()) part = whole.split(0);
+      Communicator& comm = part ? *part : whole;
+      if (comm.rank() == 1) return over.wait();
+      const std::string text = text_of<TimeoutError>([&] { ways[w % ways.size()](comm); });
+      EXPECT_TRUE(has(text, "has waited 1.5 s") && has(text, "rank 1")) << w << ": " << text;
+      over.count_down();
+    });
   }
 }
 

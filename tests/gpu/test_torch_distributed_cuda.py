@@ -24,7 +24,7 @@ def test_collectives(n: int, tmp_path: Path) -> None:
     play(n, "torch_call_programs:collectives", tmp_path).results()
 
 
-@pytest.mark.parametrize("program", ("streams", "captured", "messages"))
+@pytest.mark.parametrize("program", ("streams", "captured", "messages", "set_timeout"))
 def test_programs(program: str, tmp_path: Path) -> None:
     # Ranks that compare their calls wait for each other on the host.
     play(2, f"torch_gpu_programs:{program}", tmp_path, UNISONO_CHECK="0").results()
@@ -33,6 +33,11 @@ def test_programs(program: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("program", ("ddp", "sharded"))
 def test_training(program: str, tmp_path: Path) -> None:
     play(2, f"torch_backend_programs:{program}", tmp_path).results()
+
+
+@pytest.mark.parametrize(("n", "program"), ((3, "split"), (4, "split_by_mesh")))
+def test_split_groups(n: int, program: str, tmp_path: Path) -> None:
+    play(n, f"torch_backend_programs:{program}", tmp_path).results()
 
 
 def test_one_rank_beside_nccl(tmp_path: Path) -> None:

@@ -97,21 +97,50 @@ def test_dtype_that_cannot_be() -> None:
     threads.with_threads(2, body)
 
 
-@pytest.mark.parametrize("what", ["hidden", "dtype", "layout"])
-def test_layers_that_differ(what: str) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"hidden": 16},
+        {"dtype": "float16"},
+        {"layout": "rank_major"},
+        {"host_counts": True},
+        {"capacity": 9},
+        {"more_bytes": 8},
+        {"handles": 3},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_layers_that_differ(other: dict[str, Any]) -> None:
     """No rank makes its layer, and the communicator goes on."""
 
     def body(comm: unisono.Communicator) -> None:
-        odd = comm.rank == 1
+        options = {"hidden": 8, "dtype": "float32", **(other if comm.rank == 1 else {})}
+        hidden, dtype = options.pop("hidden"), options.pop("dtype")
         with pytest.raises(unisono.UsageError, match="rank 1 makes another moe than rank 0"):
-            comm.moe(
-                *(4, 2, 16 if odd and what == "hidden" else 8, 4),
-                "float16" if odd and what == "dtype" else "float32",
-                unisono.MoeOptions(layout="rank_major" if odd and what == "layout" else "flat"),
-            )
+            comm.moe(4, 2, hidden, 4, dtype, unisono.MoeOptions(**options))
         works(make(comm))
 
     threads.with_threads(2, body)
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("way", ["dispatch", "combine"])
+def test_layers_that_change_places(way: str, check: bool) -> None:
+    """Of two layers that all ranks have, one rank calls the other. They may differ in host_counts alone."""
+
+    def body(comm: unisono.Communicator) -> None:
+        layers = [make(comm), make(comm, host_counts=True)]
+        rounds = [moe.dispatch(X, IDX) for moe in layers] if way == "combine" else []
+        with pytest.raises(unisono.MismatchError) as error:
+            if way == "combine":
+                layers[comm.rank].combine(rounds[comm.rank].x, rounds[comm.rank].handle)
+            else:
+                layers[comm.rank].dispatch(X, IDX)
+        if way == "dispatch":
+            assert "but rank 1 rows of 32 bytes" in str(error.value)
+            assert str(error.value).endswith(", by another moe: make the same call on every rank.")
+
+    threads.with_threads(2, body, check=check)
 
 
 def array_calls() -> dict[str, tuple[str, Call]]:

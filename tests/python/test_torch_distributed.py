@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,28 @@ def python(code: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
 def test_calls_and_training(n: int, programs: list[str], tmp_path: Path) -> None:
     all_of_them = ["torch_call_programs:collectives", *programs]
     ranks.play(n, "torch_ranks:several", str(tmp_path / "store"), *all_of_them, timeout_s=200).results()
+
+
+def test_split_groups(tmp_path: Path) -> None:
+    outcome = play(3, "split", tmp_path, env={"UNISONO_LOG": "1"})
+    outcome.results()
+    made = sorted(re.findall(r"group (.*) of (\d) ranks: shared memory carries it", outcome.ended.output))
+    halves = [(f"half {i}", size) for i in range(2) for size in "12"]
+    assert made == [("0", "3"), ("ends", "2"), *halves, ("last", "1"), ("last", "1")]
+
+
+@pytest.mark.parametrize("debug", ("OFF", "DETAIL"))
+def test_split_groups_of_a_mesh(debug: str, tmp_path: Path) -> None:
+    play(4, "split_by_mesh", tmp_path, env={"TORCH_DISTRIBUTED_DEBUG": debug}).results()
+
+
+def test_split_groups_of_several_machines(tmp_path: Path) -> None:
+    """Those whose ranks share a machine have its memory, and gloo carries the others."""
+    outcome = play(4, "split_by_mesh", tmp_path, env={"UNISONO_LOG": "1"}, nodes=2)
+    outcome.results()
+    said = outcome.ended.output
+    assert "of 2 ranks: shared memory carries it." in said
+    assert "of 2 ranks: gloo carries it, since its ranks are on several machines." in said
 
 
 def test_losses_do_not_depend_on_the_way(tmp_path: Path) -> None:

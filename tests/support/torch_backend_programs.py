@@ -50,6 +50,84 @@ def groups(store: str) -> None:
         assert not errors, errors
 
 
+def total(group: Any, of: float) -> float:
+    """Returns the sum over a group's ranks."""
+    x = torch.full((300,), of)
+    dist.all_reduce(x, group=group)
+    assert torch.equal(x, x[:1].expand(300))
+    return x[0].item()
+
+
+def split(store: str) -> None:
+    """Groups split off by the method that torch's split_group calls, of a group and of one split off."""
+    with world(store) as (rank, size):
+        whole = dist.group.WORLD
+        assert whole is not None and whole._get_backend(torch.device("cpu")).supports_splitting
+        if DEVICE == "cpu":
+            with pytest.raises(RuntimeError, match="No device associated with the default pg"):
+                dist.split_group(split_ranks=[[0]])  # torch wants an accelerator before it asks the backend
+        pending = dist.all_reduce(torch.ones(5), async_op=True)
+        rest = list(range(1, size))
+        halves = [whole.split_group([0] if rank == 0 else rest, group_name=f"half {i}") for i in range(2)]
+        pending.wait()
+        for half in halves:
+            assert half.size() == (1 if rank == 0 else len(rest)) and half.rank() == max(0, rank - 1)
+            backend = half._get_backend(torch.device("cpu"))
+            assert backend is half._get_backend(torch.device("cuda")) and backend.name() == "unisono"
+            x = torch.full((3,), float(rank))
+            half.allreduce([x]).wait()
+            assert x[0].item() == (0 if rank == 0 else sum(rest))
+            sparse = torch.eye(3, device="cpu")[rank].to_sparse()  # which the new group's gloo carries
+            half.allreduce([sparse]).wait()
+            assert sparse.to_dense().sum() == (1 if rank == 0 else len(rest))
+        within = halves[0].split_group([half.size() - 1], group_name="last")  # of ranks there
+        assert (within is None) == (rank in rest[:-1])
+        outsider = whole.split_group([0, size - 1], timeout=timedelta(seconds=7), group_name="ends")
+        assert (outsider is None) == (0 < rank < size - 1)
+        if outsider is not None:
+            assert outsider._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
+            x = torch.ones(2)
+            outsider.allreduce([x]).wait()
+            assert x[0].item() == 2
+        assert whole._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=60)
+        del half, halves, within, outsider
+        assert total(whole, 1) == size
+
+
+def split_by_mesh(store: str) -> None:
+    """torch's split_group and DeviceMesh, as with a device_id. On CPUs torch is told that they are an
+    accelerator, without which it splits no group."""
+    with world(store, bound=DEVICE == "cuda") as (rank, size), pytest.MonkeyPatch.context() as patch:
+        whole = dist.group.WORLD
+        assert whole is not None
+        if DEVICE == "cpu":
+            patch.setattr(torch.accelerator, "is_available", lambda: True)
+            patch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu"))
+            whole.bound_device_id = torch.device("cpu", 0)
+        for _ in range(2):  # the same ranks again, in the same store
+            mesh = dist.init_device_mesh(DEVICE, (2, size // 2), mesh_dim_names=("rows", "columns"))
+            row, column = mesh.get_group("columns"), mesh.get_group("rows")
+            assert row.group_desc == "mesh_columns" and dist.get_backend(row) == "unisono"
+            of_row = [r for r in range(size) if r // (size // 2) == rank // (size // 2)]
+            assert dist.get_process_group_ranks(row) == of_row
+            assert total(row, rank) == sum(of_row)
+            assert total(column, rank) == sum(range(rank % (size // 2), size, size // 2))
+            dist.destroy_process_group(row)
+            dist.destroy_process_group(column)
+        group = dist.split_group(split_ranks=[[0, 1]], timeout=timedelta(seconds=9))
+        assert (group in (None, dist.GroupMember.NON_GROUP_MEMBER)) == (rank > 1)
+        if rank < 2:
+            assert total(group, rank + 1) == 3
+            assert group._get_backend(torch.device(DEVICE)).options._timeout == timedelta(seconds=9)
+        if DEVICE == "cpu":  # whose number no group takes when it is made
+            dist.distributed_c10d._get_split_source(whole).perform_nocolor_split(whole.bound_device_id)
+        else:
+            last = dist.new_group([size - 1])  # torch tells the backend of the others
+            if rank == size - 1:
+                assert total(last, 5) == 5
+        assert total(whole, 1) == size
+
+
 def ddp(store: str) -> list[float]:
     """Losses by DDP as gloo's to rounding, and parameters that are the same bits on all ranks."""
     with world(store) as (rank, size):
@@ -128,7 +206,12 @@ def late(store: str) -> str:
         assert group is not None
         with pytest.raises(RuntimeError, match="the timeout of a group is 0 ms: it must be above 0"):
             group.set_timeout(timedelta(0))
-        group.set_timeout(timedelta(seconds=2))
+        if torch.__version__ < (2, 14):  # whose own function knows torch's backends alone
+            with pytest.warns(UserWarning, match="only supported for either nccl or gloo"):
+                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2), group)
+            group.set_timeout(timedelta(seconds=2))
+        else:
+            dist.distributed_c10d.set_timeout(timedelta(seconds=2), group)
         total = torch.ones(3)
         dist.all_reduce(total)
         assert torch.equal(total, torch.full((3,), float(size)))

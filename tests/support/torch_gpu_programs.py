@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -106,6 +109,28 @@ def captured(store: str) -> None:
             assert "make the call once before" in str(error), error
         else:
             raise AssertionError("a graph has captured the first call of a group")
+
+
+def set_timeout(store: str) -> None:
+    """Rank 1 is late in a group whose timeout was set before its first call on GPUs, and after it."""
+    with world(store) as (rank, size):
+        told = dist.FileStore(f"{store}-told", size)
+        for before in (True, False):
+            group = dist.new_group(list(range(size)))
+            if before:
+                group.set_timeout(timedelta(seconds=2))
+            dist.all_reduce(x := torch.ones(3), group=group)
+            same(x, torch.full((3,), float(size)), "in time", before)
+            if not before:
+                group.set_timeout(timedelta(seconds=2))
+            if rank == 1:
+                told.wait([f"told {before}"])
+                continue
+            dist.all_reduce(x, group=group)
+            settle()
+            with pytest.raises(dist.DistBackendError, match="has waited 2 s on the GPU for rank 1"):
+                dist.all_reduce(x, group=group)
+            told.set(f"told {before}", "")
 
 
 def messages(store: str) -> None:

@@ -17,8 +17,8 @@ DEVICE = os.environ.get("UNISONO_TEST_TORCH_DEVICE", "cpu")  # of the tensors th
 
 
 @contextmanager
-def world(store: str, seconds: float = 60) -> Iterator[tuple[int, int]]:
-    """Makes the default process group of the backend. Gives rank and size."""
+def world(store: str, seconds: float = 60, bound: bool = False) -> Iterator[tuple[int, int]]:
+    """Makes the default process group of the backend. bound: to the rank's GPU. Gives rank and size."""
     torch.set_num_threads(1)
     rank, size = int(os.environ["UNISONO_RANK"]), int(os.environ["UNISONO_SIZE"])
     if DEVICE == "cuda":
@@ -30,6 +30,7 @@ def world(store: str, seconds: float = 60) -> Iterator[tuple[int, int]]:
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=seconds),
+        device_id=torch.device("cuda", torch.cuda.current_device()) if bound else None,
     )
     try:
         yield rank, size

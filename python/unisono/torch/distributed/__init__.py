@@ -19,7 +19,7 @@ from ...errors import ResourceError, UsageError
 from .build import load
 from .meeting import meet
 
-__all__ = ["create", "empty", "make_nccl", "register"]
+__all__ = ["create", "empty", "make_gloo", "make_nccl", "register"]
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
@@ -44,7 +44,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
     adapter = load()
     name = meet(PrefixStore("unisono", options.store), rank, size, timeout)
     store = PrefixStore(name, options.store)
-    gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timeout)
+    gloo = make_gloo(store, rank, size, timeout.total_seconds())
     return adapter.make(
         PrefixStore("unisono", store), rank, size, timeout.total_seconds(), options.group_id, gloo
     )
@@ -76,6 +76,14 @@ def empty(
     flat = backend.allocate_tensor(prod(shape), dtype=dtype or torch.get_default_dtype(), device=cpu)
     tensor: torch.Tensor = flat.view(shape)
     return tensor
+
+
+def make_gloo(store: Any, rank: int, size: int, timeout_s: float) -> Any:
+    """Returns torch's backend for CPUs, which carries a group's calls that Unisono lacks there. Collective.
+
+    Takes what `make_nccl` takes.
+    """
+    return ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timedelta(seconds=timeout_s))
 
 
 def make_nccl(store: Any, rank: int, size: int, timeout_s: float) -> Any:

@@ -279,14 +279,26 @@ class Backend final : public Routes {
   }
 };
 
+Ptr<c10d::Backend> make_backend(const Ptr<c10d::Store>& store, int rank, int size, double timeout_s,
+                                const std::string& group, const Ptr<c10d::Backend>& gloo,
+                                std::unique_ptr<unisono::Communicator> made) {
+  return c10::make_intrusive<Backend>(store, rank, size, timeout_s, group, gloo, std::move(made));
+}
+
 }  // namespace unisono_torch
 
 PYBIND11_MODULE(_unisono_torch_distributed, module) {
   using namespace unisono_torch;
-  module.def("make",
-             [](const Ptr<c10d::Store>& store, int rank, int size, double timeout_s, const std::string& group,
-                const Ptr<c10d::Backend>& gloo) -> Ptr<c10d::Backend> {
-               const py::gil_scoped_release no_gil;
-               return c10::make_intrusive<Backend>(store, rank, size, timeout_s, group, gloo);
-             });
+  // torch's split_group copies the options, and its new_group calls perform_nocolor_split on the ranks that
+  // the new group lacks. Its own class of all backends has neither.
+  py::class_<GroupOptions, Ptr<GroupOptions>, c10d::Backend::Options>(module, "Options")
+      .def("__deepcopy__", [](const GroupOptions& self, const py::dict&) { return self.clone(); });
+  py::class_<Backend, Ptr<Backend>, c10d::Backend>(module, "Backend")
+      .def_property_readonly("options", &Backend::getBackendOptions)
+      .def("perform_nocolor_split", [](const Backend&, const py::object&) {});
+  module.def("make", [](const Ptr<c10d::Store>& store, int rank, int size, double timeout_s,
+                        const std::string& group, const Ptr<c10d::Backend>& gloo) {
+    const py::gil_scoped_release no_gil;
+    return make_backend(store, rank, size, timeout_s, group, gloo);
+  });
 }

@@ -155,6 +155,10 @@ class CallWork final : public ProfiledWork {
   Ptr<c10::ivalue::Future> future_;
 };
 
+// Returns the backend of torch's own that this function of unisono.torch.distributed makes.
+Ptr<c10d::Backend> torchs_own(const char* function, const Ptr<c10d::Store>& store, int rank, int size,
+                              double timeout_s);
+
 // Returns an error of the library's as torch has it, and others as they are.
 std::exception_ptr as_torchs(const std::exception_ptr& error);
 

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "tensors.hpp"
 
@@ -21,6 +22,13 @@ std::exception_ptr as_torchs(const std::exception_ptr& error) {
   } catch (const unisono::Error& why) { return backend_error(why.what()); } catch (...) {
   }
   return error;
+}
+
+Ptr<c10d::Backend> torchs_own(const char* function, const Ptr<c10d::Store>& store, int rank, int size,
+                              double timeout_s) {
+  const py::gil_scoped_acquire gil;
+  const auto make = py::module_::import("unisono.torch.distributed").attr(function);
+  return make(store, rank, size, timeout_s).cast<Ptr<c10d::Backend>>();
 }
 
 std::vector<std::string> StoreBootstrap::all_gather(const std::string& data) {

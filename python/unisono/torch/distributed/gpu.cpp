@@ -179,15 +179,18 @@ Ptr<c10d::Backend> GpuGroup::nccl() {
     const std::scoped_lock lock(mutex_);
     if (nccl_) return nccl_;
   }
-  Ptr<c10d::Backend> made;
-  {
-    const py::gil_scoped_acquire gil;
-    const auto make = py::module_::import("unisono.torch.distributed").attr("make_nccl");
-    made = make(store_, rank_, size_, timeout_s_).cast<Ptr<c10d::Backend>>();
-  }
+  const Ptr<c10d::Backend> made = torchs_own("make_nccl", store_, rank_, size_, timeout_s_);
   const std::scoped_lock lock(mutex_);
   if (!nccl_) nccl_ = made;
   return nccl_;
+}
+
+void GpuGroup::set_timeout(std::chrono::milliseconds timeout) {
+  const std::scoped_lock lock(mutex_);
+  timeout_s_ = 1e-3 * static_cast<double>(timeout.count());
+  for (const auto& [peer, gpu] : made_)
+    if (gpu) gpu->communicator().set_timeout(timeout_s_);
+  if (nccl_) nccl_->setTimeout(timeout);
 }
 
 void GpuGroup::raise_if_failed() {

@@ -101,6 +101,8 @@ class GpuGroup final {
   // Returns torch's own backend for GPUs. Throws if this torch has none.
   Ptr<c10d::Backend> nccl();
 
+  // Sets the deadline of later calls, and of communicators that are made later.
+  void set_timeout(std::chrono::milliseconds timeout);
   void raise_if_failed();
   void abort(const std::string& why);
   void close() noexcept;
@@ -111,7 +113,7 @@ class GpuGroup final {
 
   const Ptr<c10d::Store> store_;
   const int rank_, size_;
-  const double timeout_s_;
+  std::atomic<double> timeout_s_;
   std::mutex mutex_;
   std::map<int, std::shared_ptr<Gpu>> made_;  // by peer, or kEveryone; null: it cannot be
   std::string why_;

@@ -20,17 +20,22 @@ bool asked_to_log() {
 }  // namespace
 
 Routes::Routes(const Ptr<c10d::Store>& store, int rank, int size, double timeout_s, std::string group,
-               Ptr<c10d::Backend> gloo)
-    : c10d::Backend(rank, size), group_(std::move(group)), gloo_(std::move(gloo)), log_(asked_to_log()) {
+               Ptr<c10d::Backend> gloo, std::unique_ptr<Communicator> made)
+    : c10d::Backend(rank, size),
+      store_(store),
+      group_(std::move(group)),
+      gloo_(std::move(gloo)),
+      log_(asked_to_log()),
+      options_(c10::make_intrusive<GroupOptions>(timeout_s)),
+      communicator_(std::move(made)) {
   init();
-  options_ = c10::make_intrusive<Options>("unisono",
-                                          std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1e3)));
+  if (communicator_) communicator_->set_timeout(timeout_s);  // in place of the whole group's
   const auto bootstrap = std::make_shared<StoreBootstrap>(store, rank, size);
   Communicator::Options options;
   options.timeout_s = timeout_s;
   options.transport = []() -> std::shared_ptr<unisono::Transport> { throw SeveralNodes(); };
   try {
-    communicator_ = std::make_unique<Communicator>(bootstrap, options);
+    if (!communicator_) communicator_ = std::make_unique<Communicator>(bootstrap, options);
     blocks_ = std::make_shared<Blocks>(*communicator_);
   } catch (const SeveralNodes&) {  // on every rank
   }
@@ -113,9 +118,10 @@ Ptr<c10d::Backend> Routes::by_nccl(const char* what, const std::string& why) {
 void Routes::setTimeout(std::chrono::milliseconds timeout) {
   TORCH_CHECK(timeout.count() > 0, "unisono: the timeout of a group is ", timeout.count(),
               " ms: it must be above 0.");
-  timeout_s_ = 1e-3 * static_cast<double>(timeout.count());
   options_->timeout = timeout;
   gloo_->setTimeout(timeout);
+  if (communicator_) communicator_->set_timeout(1e-3 * static_cast<double>(timeout.count()));
+  gpus_->set_timeout(timeout);
 }
 
 Ptr<c10d::Work> Routes::begin(OpType type, const char* title, How how, at::TensorList inputs,
@@ -129,7 +135,6 @@ Ptr<c10d::Work> Routes::begin(OpType type, const char* title, How how, at::Tenso
     work->start(body);
     return joined(work);
   }
-  if (how.timeout_s == 0) how.timeout_s = timeout_s_;
   if (!how.async && !c10d::allow_inflight_collective_as_graph_input()) {
     RECORD_USER_SCOPE_WITH_INPUTS(title, std::vector<c10::IValue>(inputs.begin(), inputs.end()));
     by_torchs_errors([&] {
@@ -227,6 +232,31 @@ at::Tensor Routes::allocateTensor(long size, at::TensorOptions options) {
   TORCH_CHECK(communicator_ && options.device().is_cpu(), "unisono: this group has no symmetric memory on ",
               options.device(), ": ask supports_tensor_alloc before, and take torch.empty if it says no.");
   return by_torchs_errors([&] { return blocks_->make(size, options); });
+}
+
+// Keys of the store are those of this split: the store that torch gives may have keys of ranks before these.
+Ptr<c10d::Backend> Routes::split(const Ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                 const Ptr<Options>& options) {
+  if (last_split_.store == store) return last_split_.made.lock();
+  const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
+  const bool member = mine != ranks.end();
+  const int rank = static_cast<int>(mine - ranks.begin()), size = static_cast<int>(ranks.size());
+  const int color = *std::min_element(ranks.begin(), ranks.end());
+  std::optional<Communicator> made;
+  if (communicator_) made = by_torchs_errors([&] { return communicator_->split(member ? color : -1, rank); });
+  TORCH_CHECK(!made || made->size() == size, "unisono: a rank splits off ", size,
+              " ranks, and another of them ", made->size(),
+              ": give the same groups on every rank, and each rank in one at most.");
+  last_split_ = {.number = last_split_.number + 1, .store = store};
+  if (!member) return nullptr;
+  const auto keys =
+      c10::make_intrusive<c10d::PrefixStore>(c10::str("split/", last_split_.number, "/", color), store_);
+  const double timeout_s = 1e-3 * static_cast<double>(options->timeout.count());
+  const auto backend = make_backend(keys, rank, size, timeout_s, options->group_name,
+                                    torchs_own("make_gloo", keys, rank, size, timeout_s),
+                                    made ? std::make_unique<Communicator>(std::move(*made)) : nullptr);
+  last_split_.made = c10::weak_intrusive_ptr<c10d::Backend>(backend);
+  return backend;
 }
 
 void Routes::abort() {

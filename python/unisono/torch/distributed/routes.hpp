@@ -10,19 +10,29 @@
 
 namespace unisono_torch {
 
+// What torch lets a group be made with. Python copies it.
+struct GroupOptions final : c10d::Backend::Options {
+  explicit GroupOptions(double timeout_s)
+      : Options("unisono", std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1e3))) {}
+  // Overrides what torch has from 2.14 on.
+  Ptr<Options> clone() const { return c10::make_intrusive<GroupOptions>(*this); }
+};
+
 // The backend but for its collectives.
 class Routes : public c10d::Backend {
  public:
+  // made: the communicator of its ranks; null: they meet in the store.
   Routes(const Ptr<c10d::Store>& store, int rank, int size, double timeout_s, std::string group,
-         Ptr<c10d::Backend> gloo);
+         Ptr<c10d::Backend> gloo, std::unique_ptr<unisono::Communicator> made);
   ~Routes() override;
 
   const std::string getBackendName() const override { return "unisono"; }
-  Ptr<Options> getBackendOptions() override { return options_; }
+  // Returns a copy: torch writes a split group's name and timeout there.
+  Ptr<Options> getBackendOptions() override { return options_->clone(); }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return calls_made_; }
   c10d::ErrorType getError() override;
-  // Sets the group's deadline for later calls on CPUs. Communicators of GPUs keep theirs.
+  // Sets the group's deadline for later calls. Calls that a CUDA graph has captured keep theirs.
   void setTimeout(std::chrono::milliseconds timeout) override;
 
   Ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
@@ -42,6 +52,12 @@ class Routes : public c10d::Backend {
   // Tensors on symmetric memory, for CPUs, whose device has no index.
   bool supportsTensorAlloc(c10::DeviceIndex device) override { return communicator_ && device < 0; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
+  // Makes the backend of some ranks of the group. Collective. Each rank gives the ranks of its own new group,
+  // in their order. A rank that is in none gives others and gets null.
+  bool supportsSplitting() const override { return true; }
+  Ptr<c10d::Backend> split(const Ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                           const Ptr<Options>& options) override;
 
   void abort() override;
   void shutdown() override;
@@ -81,19 +97,32 @@ class Routes : public c10d::Backend {
   Ptr<c10d::Work> receive(c10d::OpType type, const Tensors& tensors, int from, int tag);
   Ptr<c10d::Work> barrier_of_gpus(c10::Device device, const c10d::BarrierOptions& opts);
 
+  // torch asks each type of device for its part of a split, by one store, and both parts are of one backend.
+  struct Split {
+    int number = 0;  // of the group's splits
+    Ptr<c10d::Store> store;
+    c10::weak_intrusive_ptr<c10d::Backend> made{Ptr<c10d::Backend>()};
+  };
+
   const pid_t process_ = ::getpid();
+  const Ptr<c10d::Store> store_;
   const std::string group_;
   Ptr<c10d::Backend> gloo_;
   const bool log_;
-  Ptr<Options> options_;
-  std::atomic<double> timeout_s_ = 0;                    // of setTimeout; 0: the communicator's
+  Ptr<GroupOptions> options_;
   std::unique_ptr<unisono::Communicator> communicator_;  // none: gloo carries everything on CPUs
   std::shared_ptr<Blocks> blocks_;
   std::unique_ptr<GpuGroup> gpus_;
   std::unique_ptr<Batch> batch_;
+  Split last_split_;
   std::atomic<uint64_t> calls_made_ = 0;  // collectives, which all ranks count alike; no messages
   std::mutex said_mutex_;
   std::set<std::string> said_;
 };
+
+// Makes the backend, with the parameters of Routes.
+Ptr<c10d::Backend> make_backend(const Ptr<c10d::Store>& store, int rank, int size, double timeout_s,
+                                const std::string& group, const Ptr<c10d::Backend>& gloo,
+                                std::unique_ptr<unisono::Communicator> made = nullptr);
 
 }  // namespace unisono_torch
