@@ -27,9 +27,12 @@ class DirectNorm {
  private:
   void join(const RowRange& mine);
   void take(int peer, const RowRange& theirs);
-  void finish(const RowRange& rows) {
-    for (std::size_t row = rows.first; row < rows.first + rows.count; ++row)
-      tail_.finish(row, task_.residual_out(row));
+  // next: as many rows, which are read next; null: none.
+  void finish(const RowRange& rows, const byte* next = nullptr) {
+    for (std::size_t i = 0; i < rows.count; ++i) {
+      const byte* const sum = task_.residual_out(rows.first + i);
+      tail_.finish(rows.first + i, sum, next ? next + i * task_.row_bytes : sum);
+    }
   }
   // Returns what travels of a row.
   byte* result(std::size_t row) const {
@@ -84,8 +87,10 @@ void DirectNorm::take(int peer, const RowRange& theirs) {
     const RowRange some{row, std::min(most, end - row)};
     const byte* const from = args_.outputs[peer] + row * task_.row_bytes;
     const Dst to{result(row)};
-    lane_.move(&to, 1, &from, 1, some.count * task_.row_bytes);
-    if (!task_.call.sharded) finish(some);
+    const std::size_t bytes = some.count * task_.row_bytes;
+    lane_.move(&to, 1, &from, 1, bytes);
+    const bool more = row + 2 * most <= end && !lane_.copies_far();
+    if (!task_.call.sharded) finish(some, more ? from + bytes : nullptr);
   }
 }
 

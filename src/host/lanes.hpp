@@ -67,23 +67,69 @@ inline void stream_vector(byte* to, V value) {
   store<V>(to, 0, value);
 }
 
-// A vector of T in memory, and its conversions to f32 and back. rounded: both, one after the other.
+template <bool kStream, class V>
+inline void put(byte* to, std::size_t i, V value) {
+  if constexpr (kStream) stream_vector(to + i * sizeof(V), value);
+  else store(to, i, value);
+}
+
+// Floats of consecutive elements. Order: that of Lanes<T>, the same in every strip of N vectors.
+template <std::size_t N>
+struct Strip {
+  Floats part[N];
+};
+constexpr std::size_t kStrip = 4;  // vectors at once
+constexpr std::size_t kLine = 64;  // bytes of a cache line
+
+// Asks for the lines of a strip that is read later, except of f32: without conversions loads alone take time.
+template <class T>
+inline void fetch_strip([[maybe_unused]] const byte* from) {
+  if constexpr (sizeof(T) == sizeof(float)) return;
+  for (std::size_t at = 0; at < kStrip * kLanes * sizeof(T); at += kLine) __builtin_prefetch(from + at, 0, 2);
+}
+
+// Conversions between T in memory and strips. rounded: to T and back. floats: writes them
+// in the order of memory.
 template <class T>
 struct Lanes {
   static constexpr bool kAny = false;  // plain loops do
 };
-template <>
-struct Lanes<float> {
+
+// Lanes whose vectors have consecutive elements, in order. Vector: has widen and narrow, for one vector.
+template <class Vector>
+struct OrderedLanes {
   static constexpr bool kAny = true;
+  template <std::size_t N>
+  static Strip<N> widen(const byte* from) {
+    Strip<N> strip;
+    for (std::size_t k = 0; k < N; ++k) strip.part[k] = Vector::widen(load<typename Vector::Stored>(from, k));
+    return strip;
+  }
+  template <bool kStream = false, std::size_t N>
+  static void narrow(byte* to, const Strip<N>& strip) {
+    for (std::size_t k = 0; k < N; ++k) put<kStream>(to, k, Vector::narrow(strip.part[k]));
+  }
+  template <std::size_t N>
+  static Strip<N> rounded(Strip<N> strip) {
+    for (Floats& part : strip.part) part = Vector::widen(Vector::narrow(part));
+    return strip;
+  }
+  template <std::size_t N>
+  static void floats(float* to, const Strip<N>& strip) {
+    std::memcpy(to, strip.part, sizeof strip);
+  }
+};
+
+struct WholeVector {
   using Stored = Floats;
   static Floats widen(Stored from) { return from; }
   static Stored narrow(Floats from) { return from; }
-  static Floats rounded(Floats from) { return from; }
 };
-#if defined(__AVX2__)
 template <>
-struct Lanes<F16> {
-  static constexpr bool kAny = true;
+struct Lanes<float> : OrderedLanes<WholeVector> {};
+
+#if defined(__AVX2__)
+struct HalfVector {
   using Stored = Halves;
 #if defined(__AVX512F__)
   static Floats widen(Stored from) {
@@ -100,37 +146,86 @@ struct Lanes<F16> {
     return std::bit_cast<Stored>(_mm256_cvtps_ph(std::bit_cast<__m256>(from), _MM_FROUND_TO_NEAREST_INT));
   }
 #endif
-  static Floats rounded(Floats from) { return widen(narrow(from)); }
 };
+template <>
+struct Lanes<F16> : OrderedLanes<HalfVector> {};
+
+// Order: of each two vectors the first one has the elements of even numbers, and the second one the others.
+// So a shift or a mask widens a vector, and no element changes its place.
 template <>
 struct Lanes<BF16> {
   static constexpr bool kAny = true;
-  using Stored = Halves;
-  static Floats widen(Stored from) {
-#if defined(__AVX512F__)
-    const auto words = std::bit_cast<Words>(_mm512_cvtepu16_epi32(std::bit_cast<__m256i>(from)));
-#else
-    const auto words = std::bit_cast<Words>(_mm256_cvtepu16_epi32(std::bit_cast<__m128i>(from)));
-#endif
-    return std::bit_cast<Floats>(words << 16);
+  template <std::size_t N>
+  static Strip<N> widen(const byte* from) {
+    Strip<N> strip;
+    for (std::size_t k = 0; k < N; k += 2) {
+      const auto both = load<Words>(from, k / 2);
+      strip.part[k] = std::bit_cast<Floats>(both << 16);
+      strip.part[k + 1] = std::bit_cast<Floats>(both & kUpper);
+    }
+    return strip;
   }
-  static Stored narrow(Floats from) {
-    const Words words = nearest(from) >> 16;
-#if defined(__AVX512F__)
-    return std::bit_cast<Stored>(_mm512_cvtepi32_epi16(std::bit_cast<__m512i>(words)));
-#else
-    const auto both = std::bit_cast<__m256i>(words);
-    return std::bit_cast<Stored>(
-        _mm_packus_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1)));
-#endif
+  template <bool kStream = false, std::size_t N>
+  static void narrow(byte* to, const Strip<N>& strip) {
+    const Strip<N> near = nearest(strip);
+    for (std::size_t k = 0; k < N; k += 2) {
+      const auto even = std::bit_cast<Words>(near.part[k]), odd = std::bit_cast<Words>(near.part[k + 1]);
+      put<kStream>(to, k / 2, even >> 16 | (odd & kUpper));
+    }
   }
-  static Floats rounded(Floats from) { return std::bit_cast<Floats>(nearest(from) & 0xffff0000u); }
+  template <std::size_t N>
+  static Strip<N> rounded(const Strip<N>& strip) {
+    Strip<N> near = nearest(strip);
+    for (Floats& part : near.part) part = std::bit_cast<Floats>(std::bit_cast<Words>(part) & kUpper);
+    return near;
+  }
+  template <std::size_t N>
+  static void floats(float* to, const Strip<N>& strip) {
+    for (std::size_t k = 0; k < N; k += 2, to += 2 * kLanes)
+      for (std::size_t i = 0; i < kLanes; ++i) {
+        to[2 * i] = strip.part[k][i];
+        to[2 * i + 1] = strip.part[k + 1][i];
+      }
+  }
 
  private:
-  // Returns words whose upper halves are the rounded floats.
-  static Words nearest(Floats from) {
-    const auto bits = std::bit_cast<Words>(from);
-    return from != from ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u);
+  static constexpr std::uint32_t kUpper = 0xffff0000u;
+
+  // Returns a strip whose upper halves are the rounded floats.
+  template <std::size_t N>
+  static Strip<N> nearest(Strip<N> strip) {
+    if (has_nan(strip)) [[unlikely]]
+      for (Floats& part : strip.part) {
+        const auto bits = std::bit_cast<Words>(part);
+        part = std::bit_cast<Floats>(part != part ? (bits & kUpper) | 0x400000u : bits);
+      }
+    for (Floats& part : strip.part) {
+      const auto bits = std::bit_cast<Words>(part), raised = bits + 0x7fffu;
+#if defined(__AVX512F__)
+      const __mmask16 odd = _mm512_test_epi32_mask(std::bit_cast<__m512i>(bits), _mm512_set1_epi32(0x10000));
+      const auto at = std::bit_cast<__m512i>(raised);
+      part = std::bit_cast<Floats>(_mm512_mask_add_epi32(at, odd, at, _mm512_set1_epi32(1)));
+#else
+      part = std::bit_cast<Floats>(raised + (bits >> 16 & 1u));
+#endif
+    }
+    return strip;
+  }
+  template <std::size_t N>
+  static bool has_nan(const Strip<N>& strip) {
+#if defined(__AVX512F__)
+    __mmask16 found = 0;
+    for (std::size_t k = 0; k < N; k += 2)
+      found |= _mm512_cmp_ps_mask(std::bit_cast<__m512>(strip.part[k]),
+                                  std::bit_cast<__m512>(strip.part[k + 1]), _CMP_UNORD_Q);
+    return found != 0;
+#else
+    __m256 found = _mm256_setzero_ps();
+    for (std::size_t k = 0; k < N; k += 2)
+      found = _mm256_or_ps(found, _mm256_cmp_ps(std::bit_cast<__m256>(strip.part[k]),
+                                                std::bit_cast<__m256>(strip.part[k + 1]), _CMP_UNORD_Q));
+    return _mm256_movemask_ps(found) != 0;
+#endif
   }
 };
 #endif
@@ -149,39 +244,34 @@ Floats combine_lanes(Floats a, Floats b) {
 // prefetchers tell the streams apart.
 template <class T, Op op, bool kStream, int N>
 std::size_t reduce_n_lanes(byte* to, const byte* const* srcs, int n_srcs, std::size_t at, std::size_t count) {
-  using Stored = typename Lanes<T>::Stored;
-  constexpr std::size_t kStrip = 4;  // vectors at once
   const int n = N > 0 ? N : n_srcs;
   std::size_t i = 0;
   for (; i + kStrip * kLanes <= count; i += kStrip * kLanes) {
     const std::size_t here = i * sizeof(T);
-    Floats sums[kStrip];
-    for (std::size_t k = 0; k < kStrip; ++k) sums[k] = Lanes<T>::widen(load<Stored>(srcs[0] + at + here, k));
+    auto sums = Lanes<T>::template widen<kStrip>(srcs[0] + at + here);
 #pragma GCC unroll 8
-    for (int s = 1; s < n; ++s)
-      for (std::size_t k = 0; k < kStrip; ++k)
-        sums[k] = combine_lanes<op>(sums[k], Lanes<T>::widen(load<Stored>(srcs[s] + at + here, k)));
-    for (std::size_t k = 0; k < kStrip; ++k) {
-      if constexpr (op == Op::avg) sums[k] /= static_cast<float>(n);
-      const Stored result = Lanes<T>::narrow(sums[k]);
-      if constexpr (kStream) stream_vector(to + here + k * sizeof(Stored), result);
-      else store<Stored>(to + here, k, result);
+    for (int s = 1; s < n; ++s) {
+      const auto next = Lanes<T>::template widen<kStrip>(srcs[s] + at + here);
+      for (std::size_t k = 0; k < kStrip; ++k) sums.part[k] = combine_lanes<op>(sums.part[k], next.part[k]);
     }
+    if constexpr (op == Op::avg)
+      for (Floats& sum : sums.part) sum /= static_cast<float>(n);
+    Lanes<T>::template narrow<kStream>(to + here, sums);
   }
   return i;
 }
-constexpr std::size_t kLine = 64;  // bytes of a cache line
 
 // Reduces a cache line of two sources.
 template <class T, Op op>
 inline void reduce_line(byte* to, const byte* first, const byte* second) {
-  using Stored = typename Lanes<T>::Stored;
-  for (std::size_t v = 0; v < kLine / sizeof(Stored); ++v) {
-    Floats sum =
-        combine_lanes<op>(Lanes<T>::widen(load<Stored>(first, v)), Lanes<T>::widen(load<Stored>(second, v)));
-    if constexpr (op == Op::avg) sum /= 2.0f;
-    store<Stored>(to, v, Lanes<T>::narrow(sum));
+  constexpr std::size_t kVectors = kLine / sizeof(T) / kLanes;
+  auto sums = Lanes<T>::template widen<kVectors>(first);
+  const auto next = Lanes<T>::template widen<kVectors>(second);
+  for (std::size_t k = 0; k < kVectors; ++k) {
+    sums.part[k] = combine_lanes<op>(sums.part[k], next.part[k]);
+    if constexpr (op == Op::avg) sums.part[k] /= 2.0f;
   }
+  Lanes<T>::narrow(to, sums);
 }
 template <class T, Op op, bool kStream>
 std::size_t reduce_lanes(byte* to, const byte* const* srcs, int n_srcs, std::size_t at, std::size_t count) {

@@ -15,28 +15,28 @@ extern const Rows rows;  // of rows.cpp
 namespace {
 
 constexpr std::size_t kPartials = norm::kPartials;
-constexpr std::size_t kStrip = 4;   // vectors at once
 constexpr std::size_t kStep = 256;  // elements; their wide values stay in the first-level cache
 
 // ---- join ----
+
+inline void add(Strip<kStrip>& sums, const Strip<kStrip>& more) {
+  for (std::size_t k = 0; k < kStrip; ++k) sums.part[k] += more.part[k];
+}
 
 // Joins as many of `count` elements as fill vectors. Returns their number. N: as reduce_n_lanes has it.
 template <class T, int N>
 std::size_t join_lanes(byte* out, const byte* const* srcs, int n_srcs, const byte* residual,
                        std::size_t count) {
-  using Stored = typename Lanes<T>::Stored;
   const int n = N > 0 ? N : n_srcs;
   std::size_t i = 0;
   for (; i + kStrip * kLanes <= count; i += kStrip * kLanes) {
     const std::size_t here = i * sizeof(T);
-    Floats sums[kStrip];
-    for (std::size_t k = 0; k < kStrip; ++k) sums[k] = Lanes<T>::widen(load<Stored>(srcs[0] + here, k));
+    auto sums = Lanes<T>::template widen<kStrip>(srcs[0] + here);
 #pragma GCC unroll 8
-    for (int s = 1; s < n; ++s)
-      for (std::size_t k = 0; k < kStrip; ++k) sums[k] += Lanes<T>::widen(load<Stored>(srcs[s] + here, k));
-    for (std::size_t k = 0; k < kStrip; ++k)
-      sums[k] = Lanes<T>::rounded(sums[k]) + Lanes<T>::widen(load<Stored>(residual + here, k));
-    for (std::size_t k = 0; k < kStrip; ++k) store<Stored>(out + here, k, Lanes<T>::narrow(sums[k]));
+    for (int s = 1; s < n; ++s) add(sums, Lanes<T>::template widen<kStrip>(srcs[s] + here));
+    sums = Lanes<T>::rounded(sums);
+    add(sums, Lanes<T>::template widen<kStrip>(residual + here));
+    Lanes<T>::narrow(out + here, sums);
   }
   return i;
 }
@@ -95,15 +95,15 @@ template <class T, Term term>
 float sum_of(const byte* row, float mean, std::size_t count) {
   alignas(64) float partials[kPartials];
   if constexpr (Lanes<T>::kAny) {
-    using Stored = typename Lanes<T>::Stored;
     constexpr std::size_t kColumns = kStrip * kLanes;  // partial sums that are in registers at once
     for (std::size_t column = 0; column < kPartials; column += kColumns) {
-      Floats sums[kStrip] = {};
+      Strip<kStrip> sums = {};
       std::size_t i = column;
-      for (; i + kColumns <= count; i += kPartials)
-        for (std::size_t k = 0; k < kStrip; ++k)
-          sums[k] += term_of<term>(Lanes<T>::widen(load<Stored>(row + i * sizeof(T), k)), mean);
-      std::memcpy(partials + column, sums, sizeof sums);
+      for (; i + kColumns <= count; i += kPartials) {
+        const auto values = Lanes<T>::template widen<kStrip>(row + i * sizeof(T));
+        for (std::size_t k = 0; k < kStrip; ++k) sums.part[k] += term_of<term>(values.part[k], mean);
+      }
+      Lanes<T>::floats(partials + column, sums);
       for (std::size_t k = i; k < std::min(count, i + kColumns); ++k)
         partials[column + k - i] =
             partials[column + k - i] + term_of<term>(Wide<T>::from(load<T>(row, k)), mean);
@@ -126,20 +126,19 @@ inline V normalised(V value, float mean, float factor, V weight) {
 }
 
 template <class T, Norm kind, bool kBias>
-void scale_row(byte* out, const byte* row, const NormParameters& p, float mean, float factor,
-               std::size_t count) {
+void scale_row(byte* out, const byte* row, const byte* next, const NormParameters& p, float mean,
+               float factor, std::size_t count) {
   std::size_t at = 0;
   if constexpr (Lanes<T>::kAny) {
-    using Stored = typename Lanes<T>::Stored;
     for (; at + kStrip * kLanes <= count; at += kStrip * kLanes) {
       const std::size_t here = at * sizeof(T);
-      Floats values[kStrip];
-      for (std::size_t k = 0; k < kStrip; ++k) {
-        values[k] = normalised<kind>(Lanes<T>::widen(load<Stored>(row + here, k)), mean, factor,
-                                     Lanes<T>::widen(load<Stored>(p.weight + here, k)));
-        if constexpr (kBias) values[k] += Lanes<T>::widen(load<Stored>(p.bias + here, k));
-      }
-      for (std::size_t k = 0; k < kStrip; ++k) store<Stored>(out + here, k, Lanes<T>::narrow(values[k]));
+      fetch_strip<T>(next + here);
+      auto values = Lanes<T>::template widen<kStrip>(row + here);
+      const auto weights = Lanes<T>::template widen<kStrip>(p.weight + here);
+      for (std::size_t k = 0; k < kStrip; ++k)
+        values.part[k] = normalised<kind>(values.part[k], mean, factor, weights.part[k]);
+      if constexpr (kBias) add(values, Lanes<T>::template widen<kStrip>(p.bias + here));
+      Lanes<T>::narrow(out + here, values);
     }
   }
   float values[kStep];
@@ -156,7 +155,7 @@ void scale_row(byte* out, const byte* row, const NormParameters& p, float mean, 
 }
 
 template <class T, Norm kind>
-void normalise(byte* out, const byte* row, const NormParameters& p, std::size_t count) {
+void normalise(byte* out, const byte* row, const byte* next, const NormParameters& p, std::size_t count) {
   float mean = 0, squares;
   if constexpr (kind == Norm::layer) {
     mean = norm::mean_of(sum_of<T, Term::plain>(row, 0, count), count);
@@ -165,8 +164,8 @@ void normalise(byte* out, const byte* row, const NormParameters& p, std::size_t 
     squares = sum_of<T, Term::square>(row, 0, count);
   }
   const float factor = norm::factor_of(norm::mean_of(squares, count), p.eps);
-  if (p.bias) scale_row<T, kind, true>(out, row, p, mean, factor, count);
-  else scale_row<T, kind, false>(out, row, p, mean, factor, count);
+  if (p.bias) scale_row<T, kind, true>(out, row, next, p, mean, factor, count);
+  else scale_row<T, kind, false>(out, row, next, p, mean, factor, count);
 }
 
 // ---- quantise ----

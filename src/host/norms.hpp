@@ -22,8 +22,10 @@ struct NormParameters {
   const byte* bias;  // null: none
   float eps;
 };
-// Writes a normalised row. `out` may be `row`.
-using Normalise = void (*)(byte* out, const byte* row, const NormParameters& parameters, std::size_t count);
+// Writes a normalised row. `out` may be `row`. next: a row that is read soon, whose lines are asked for
+// meanwhile; else `row`.
+using Normalise = void (*)(byte* out, const byte* row, const byte* next, const NormParameters& parameters,
+                           std::size_t count);
 
 // Writes a row as e4m3 codes with its scales, if the form has any. inverse: 1 / the scale of fp8.
 using QuantiseNorm = void (*)(byte* codes, byte* scales, const byte* row, float inverse, std::size_t count);

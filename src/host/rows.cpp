@@ -14,18 +14,16 @@ namespace {
 // Weighs as many of `count` elements as fill vectors. Returns their number.
 template <class T>
 std::size_t weigh_lanes(byte* out, const byte* const* rows, const float* weights, int n, std::size_t count) {
-  using Stored = typename Lanes<T>::Stored;
-  constexpr std::size_t kStrip = 4;  // vectors at once
   std::size_t i = 0;
   for (; i + kStrip * kLanes <= count; i += kStrip * kLanes) {
     const std::size_t here = i * sizeof(T);
-    Floats sums[kStrip];
-    for (std::size_t k = 0; k < kStrip; ++k)
-      sums[k] = weights[0] * Lanes<T>::widen(load<Stored>(rows[0] + here, k));
-    for (int s = 1; s < n; ++s)
-      for (std::size_t k = 0; k < kStrip; ++k)
-        sums[k] += weights[s] * Lanes<T>::widen(load<Stored>(rows[s] + here, k));
-    for (std::size_t k = 0; k < kStrip; ++k) store<Stored>(out + here, k, Lanes<T>::narrow(sums[k]));
+    auto sums = Lanes<T>::template widen<kStrip>(rows[0] + here);
+    for (Floats& sum : sums.part) sum = weights[0] * sum;
+    for (int s = 1; s < n; ++s) {
+      const auto next = Lanes<T>::template widen<kStrip>(rows[s] + here);
+      for (std::size_t k = 0; k < kStrip; ++k) sums.part[k] += weights[s] * next.part[k];
+    }
+    Lanes<T>::narrow(out + here, sums);
   }
   return i;
 }

@@ -94,7 +94,8 @@ TEST_P(NormKernels, NormaliseByTheDefinition) {
         for (const host::Kernels* kernels : all_kernels()) {
           Bytes out = row;  // in place
           kernels->norms.normalise[static_cast<int>(dtype)][layer](
-              out.data(), out.data(), {weight.data(), bias.empty() ? nullptr : bias.data(), eps}, count);
+              out.data(), out.data(), row.data(), {weight.data(), bias.empty() ? nullptr : bias.data(), eps},
+              count);
           EXPECT_EQ(first_difference(dtype, out.data(), expected.data(), count), -1)
               << kernels->instruction_set << ", " << count << ", seed " << seed;
         }
