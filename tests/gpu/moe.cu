@@ -2,6 +2,7 @@
 // compiles and runs it.
 //   moe CASE RANKS [SMS]  exit status 0: all is as expected; 1: not, as stderr says; 77: too few GPUs here
 #include "moe_faults.cuh"
+#include "moe_late.cuh"
 #include "moe_streams.cuh"
 
 namespace {
