@@ -180,8 +180,8 @@ class UNISONO_API Communicator {
   std::optional<Communicator> split(int color, int key = 0);
 
   // Sets the deadline of the waits of later calls, above 0, in place of Options::timeout_s. Ranks may differ.
-  // From any thread, and waits for no call. What a CUDA graph has captured keeps its deadline, and so do a
-  // DeviceArea, a Moe or a Window on GPUs that has been made, and NCCL between nodes.
+  // Any thread may call it, and it waits for no call. Calls that a CUDA graph has captured keep their
+  // deadline, and so do a DeviceArea, a Moe or a Window on GPUs that has been made, and NCCL between nodes.
   void set_timeout(double timeout_s);
 
   // Returns memory that every rank of the node reaches, for calls without a copy. Collective.

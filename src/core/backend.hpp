@@ -129,7 +129,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   }
   // Sets the deadline of waits within a call; none: that of the options.
   virtual void set_timeout(std::optional<double> timeout_s) = 0;
-  // As Communicator::set_timeout.
+  // Does what Communicator::set_timeout says.
   void set_later_timeout(double timeout_s);
   // Sets the deadline of kernels that start later. From any thread.
   virtual void set_gpu_timeout(double) {}

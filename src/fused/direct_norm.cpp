@@ -29,9 +29,9 @@ class DirectNorm {
   void take(int peer, const RowRange& theirs);
   // next: as many rows, which are read next; null: none.
   void finish(const RowRange& rows, const byte* next = nullptr) {
-    for (std::size_t i = 0; i < rows.count; ++i) {
-      const byte* const sum = task_.residual_out(rows.first + i);
-      tail_.finish(rows.first + i, sum, next ? next + i * task_.row_bytes : sum);
+    for (std::size_t row = rows.first; row < rows.first + rows.count; ++row) {
+      tail_.finish(row, task_.residual_out(row), next);
+      if (next) next += task_.row_bytes;
     }
   }
   // Returns what travels of a row.

@@ -140,10 +140,10 @@ void HostNorm::take(int peer, const RowRange& theirs) {
     receive(task_.out(theirs.first), theirs.count * task_.out_bytes);
     if (task_.scale_bytes > 0) receive(task_.scales(theirs.first), theirs.count * task_.scale_bytes);
   } else {
-    for (std::size_t row = theirs.first, last = row + theirs.count - 1; row <= last; ++row) {
-      byte* const sum = task_.residual_out(row);
-      receive(sum, task_.row_bytes);
-      tail_.finish(row, sum, row < last ? from : sum);  // sum is in the first-level cache
+    const std::size_t end = theirs.first + theirs.count;
+    for (std::size_t row = theirs.first; row < end; ++row) {
+      receive(task_.residual_out(row), task_.row_bytes);  // to the first-level cache
+      tail_.finish(row, task_.residual_out(row), row + 1 < end ? from : nullptr);
     }
   }
   channel_.release(peer);

@@ -27,25 +27,23 @@ class Tail {
   void join(byte* to, const byte* const* srcs, int n, const byte* residual, std::size_t bytes) {
     join_(to, srcs, n, residual, bytes / element_);
   }
-  // Writes row `row` of out, and its scales, from a row of residual_out. next: a row that is read after it.
-  void finish(std::size_t row, const byte* from, const byte* next) {
+  // Writes row `row` of out, and its scales, from a row of residual_out. next: a row that is read after it;
+  // null: none.
+  void finish(std::size_t row, const byte* from, const byte* next = nullptr) {
     finish(task_.out(row), task_.scales(row), from, next);
   }
-  void finish(std::size_t row, const byte* from) { finish(row, from, from); }
   // Does all that follows the sum of row `row`.
   void follow(std::size_t row, const byte* sum) {
     join(task_.residual_out(row), &sum, 1, task_.residual(row), task_.row_bytes);
     finish(row, task_.residual_out(row));
   }
-  void finish(byte* out, byte* scales, const byte* from) { finish(out, scales, from, from); }
-
- private:
-  void finish(byte* out, byte* scales, const byte* from, const byte* next) {
+  void finish(byte* out, byte* scales, const byte* from, const byte* next = nullptr) {
     byte* const normalised = quantise_ ? row_.data() : out;
-    normalise_(normalised, from, next, parameters_, task_.call.hidden);
+    normalise_(normalised, from, next ? next : from, parameters_, task_.call.hidden);
     if (quantise_) quantise_(out, scales, normalised, inverse_, task_.call.hidden);
   }
 
+ private:
   const Task& task_;
   const host::NormParameters parameters_;
   host::Join join_;

@@ -88,8 +88,8 @@ inline void fetch_strip([[maybe_unused]] const byte* from) {
   for (std::size_t at = 0; at < kStrip * kLanes * sizeof(T); at += kLine) __builtin_prefetch(from + at, 0, 2);
 }
 
-// Conversions between T in memory and strips. rounded: to T and back. floats: writes them
-// in the order of memory.
+// Conversions between T in memory and strips. rounded: to T and back. floats: writes them in the order of
+// memory.
 template <class T>
 struct Lanes {
   static constexpr bool kAny = false;  // plain loops do
@@ -150,8 +150,8 @@ struct HalfVector {
 template <>
 struct Lanes<F16> : OrderedLanes<HalfVector> {};
 
-// Order: of each two vectors the first one has the elements of even numbers, and the second one the others.
-// So a shift or a mask widens a vector, and no element changes its place.
+// Order: of each two vectors the first one has the elements of even numbers, and the second one the others. A
+// shift or a mask widens a vector then, and no element changes its place.
 template <>
 struct Lanes<BF16> {
   static constexpr bool kAny = true;

@@ -1,7 +1,7 @@
 // Cases of a moe on GPUs whose ranks read late what has come, while others go on.
 #pragma once
 
-#include "moe_world.cuh"
+#include "moe_graph.cuh"
 
 namespace {
 
@@ -11,7 +11,8 @@ __global__ void spin(long long cycles) {
   while (clock64() - began < cycles) {}
 }
 
-// What a rank keeps of a dispatch of flat or rank_major rows, by copies on its stream: it may be late.
+// The rows and tables that a rank keeps of a dispatch of flat or rank_major rows, by copies on its stream,
+// which may be late.
 struct Kept {
   explicit Kept(Pair& pair)
       : pair(pair), x(pair.rank.memory(bytes_of_x())), topk_idx(pair.rank.memory(bytes_of_idx())) {}
@@ -96,28 +97,22 @@ void late_graph(Rank& rank, const Case& c, unsigned dispatches) {
     given[i]->write(tokens[i]);
   }
   for (unsigned i = 0; i < dispatches; ++i) in_graph[i]->write(tokens[i]);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replayed = nullptr;
   load_dawdling(rank);
   rank.ready();
-  check(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), "a capture");
-  for (unsigned i = 0; i < dispatches; ++i) {
-    const MoeReceived d = pair.gpu.dispatch(in_graph[i]->tokens());
-    dawdle(rank, i);
-    now[i].keep_x(d.x);
-    now[i].keep_idx(d.topk_idx);
-  }
-  check(cudaStreamEndCapture(rank.stream, &graph), "a capture");
-  check(cudaGraphInstantiate(&replayed, graph, 0), "a graph");
-  check(cudaGraphUpload(replayed, rank.stream), "a graph");
-  rank.comm.barrier();  // no rank waits for the GPU while another one captures
-  rank.ready();
+  Graph graph(rank, [&] {
+    for (unsigned i = 0; i < dispatches; ++i) {
+      const MoeReceived d = pair.gpu.dispatch(in_graph[i]->tokens());
+      dawdle(rank, i);
+      now[i].keep_x(d.x);
+      now[i].keep_idx(d.topk_idx);
+    }
+  });
   for (unsigned i = 0; i < dispatches * kReplays; i += dispatches) {
     for (unsigned j = 0; j < dispatches; ++j) {
       now[j].copy(in_graph[j]->x, given[i + j]->x, n * c.hidden * size(c.dtype));
       now[j].copy(in_graph[j]->idx, given[i + j]->idx, n * static_cast<std::size_t>(c.top_k) * 8);
     }
-    check(cudaGraphLaunch(replayed, rank.stream), "a graph");
+    graph.replay();
     for (unsigned j = 0; j < dispatches; ++j) {
       kept[i + j].keep_x(now[j].x);
       kept[i + j].keep_idx(now[j].topk_idx);
@@ -125,9 +120,7 @@ void late_graph(Rank& rank, const Case& c, unsigned dispatches) {
   }
   for (unsigned i = 0; i < kept.size(); ++i) kept[i].compare_with_host(tokens[i]);
   pair.end();
-  check(cudaGraphExecDestroy(replayed), "a graph");
-  check(cudaGraphDestroy(graph), "a graph");
-  rank.comm.barrier();
+  graph.end();
 }
 
 void late(Rank& rank) {

@@ -1,7 +1,7 @@
 // Cases of a moe on GPUs whose calls the host does not wait for: one after another, and in graphs.
 #pragma once
 
-#include "moe_world.cuh"
+#include "moe_graph.cuh"
 
 namespace {
 
@@ -74,28 +74,18 @@ void graphs(Rank& rank, std::size_t few) {
     Pair pair(rank, c);
     const std::size_t n = rank.rank == 1 ? 0 : c.most_of(1), count = n * c.hidden;
     pair.on_gpu.write(make_tokens(c, rank.rank, rank.ranks, 1, n));
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t replayed = nullptr;
-    check(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), "a capture");
-    sum_on_gpu(pair, pair.on_gpu.tokens(), pair.out, 1);
-    check(cudaStreamEndCapture(rank.stream, &graph), "a capture");
-    check(cudaGraphInstantiate(&replayed, graph, 0), "a graph");
-    check(cudaGraphUpload(replayed, rank.stream), "a graph");
-    rank.comm.barrier();  // no rank waits for the GPU while another one captures
-    rank.ready();
+    Graph graph(rank, [&] { sum_on_gpu(pair, pair.on_gpu.tokens(), pair.out, 1); });
     for (unsigned i = 0; i < 100; ++i) {
       const bool outside = i % 10 == 9;
       const Tokens tokens = make_tokens(c, rank.rank, rank.ranks, 2 * i + (outside ? 0 : 1), n);
       pair.on_gpu.write(tokens);
       if (outside) sum_on_gpu(pair, pair.on_gpu.tokens(), pair.out, i);
-      else check(cudaGraphLaunch(replayed, rank.stream), "a graph");
+      else graph.replay();
       compare_sums(rank.read(pair.out, count * size(c.dtype)), sum_on_host(pair, tokens), count, c.dtype);
     }
-    for (unsigned i = 0; i < 20; ++i) check(cudaGraphLaunch(replayed, rank.stream), "a graph");
+    for (unsigned i = 0; i < 20; ++i) graph.replay();
     pair.end();
-    check(cudaGraphExecDestroy(replayed), "a graph");
-    check(cudaGraphDestroy(graph), "a graph");
-    rank.comm.barrier();
+    graph.end();
   }
 }
 
@@ -117,24 +107,12 @@ void capture_combine(Rank& rank, Case c) {
     };
     const auto combine = [&] { pair.combine(outputs, pair.handles.second); };
     const Bytes right = combined(combine);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t replayed = nullptr;
-    check(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), "a capture");
-    combine();
-    check(cudaStreamEndCapture(rank.stream, &graph), "a capture");
-    check(cudaGraphInstantiate(&replayed, graph, 0), "a graph");
-    check(cudaGraphUpload(replayed, rank.stream), "a graph");
-    rank.comm.barrier();
-    rank.ready();
+    Graph graph(rank, combine);
     for (int i = 0; i < 6; ++i)
-      expect(i % 3 == 2
-                 ? combined(combine) == right
-                 : combined([&] { check(cudaGraphLaunch(replayed, rank.stream), "a graph"); }) == right,
+      expect(i % 3 == 2 ? combined(combine) == right : combined([&] { graph.replay(); }) == right,
              "combine " + std::to_string(i) + " differs");
     pair.end();
-    check(cudaGraphExecDestroy(replayed), "a graph");
-    check(cudaGraphDestroy(graph), "a graph");
-    rank.comm.barrier();
+    graph.end();
   }
 }
 

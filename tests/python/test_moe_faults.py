@@ -126,7 +126,7 @@ def test_layers_that_differ(other: dict[str, Any]) -> None:
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("way", ["dispatch", "combine"])
 def test_layers_that_change_places(way: str, check: bool) -> None:
-    """Of two layers that all ranks have, one rank calls the other. They may differ in host_counts alone."""
+    """All ranks have two layers, which may differ in host_counts alone, and one rank calls the other one."""
 
     def body(comm: unisono.Communicator) -> None:
         layers = [make(comm), make(comm, host_counts=True)]

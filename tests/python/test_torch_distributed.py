@@ -75,7 +75,7 @@ def test_split_groups_of_a_mesh(debug: str, tmp_path: Path) -> None:
 
 
 def test_split_groups_of_several_machines(tmp_path: Path) -> None:
-    """Those whose ranks share a machine have its memory, and gloo carries the others."""
+    """Groups whose ranks share a machine have its memory, and gloo carries the others."""
     outcome = play(4, "split_by_mesh", tmp_path, env={"UNISONO_LOG": "1"}, nodes=2)
     outcome.results()
     said = outcome.ended.output

@@ -48,9 +48,9 @@ __device__ inline void lend_rows(const Work& work, const Combine& combine, std::
     device::store_relaxed(reinterpret_cast<std::uint64_t*>(lent_by(work, r, d.rank, combines)), word);
 }
 
-// Tells the peers, once all blocks have pushed a chunk, that it and as many as `count` says may be read. All
-// threads of a block call it. If each block told of its own part, its release would wait for the links, and
-// peers' words would be counted up from everywhere: 128 tokens among 4 GPUs take a fifth longer so.
+// Tells the peers, once all blocks have pushed a chunk, that `count` more may be read: that one, and those
+// after it if nothing else is pushed. All threads of a block call it. If each block told of its part, a
+// combine of 128 tokens among 4 GPUs would take a fifth longer (docs/notes/gpu-kernels.md).
 __device__ inline void tell_pushed(const Work& work, std::uint32_t combines, std::uint32_t chunk,
                                    std::uint32_t count) {
   const Dims& d = work.dims;

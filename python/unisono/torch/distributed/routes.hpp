@@ -10,7 +10,7 @@
 
 namespace unisono_torch {
 
-// What torch lets a group be made with. Python copies it.
+// The options with which torch lets a group be made. Python copies them.
 struct GroupOptions final : c10d::Backend::Options {
   explicit GroupOptions(double timeout_s)
       : Options("unisono", std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1e3))) {}
