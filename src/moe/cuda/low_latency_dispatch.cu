@@ -263,6 +263,7 @@ __global__ void __launch_bounds__(kThreads)
   const Role role(work.dims, dispatch);
   if (!dispatch.routed && role.sets) {
     if (!lay_out_few(work, few, rooms)) return;
+    find_starts(work, few);
     if (blockIdx.x == role.first_setter) keep_homes(work, few, rooms);
   }
   __syncthreads();

@@ -311,7 +311,6 @@ __device__ inline bool lay_out_few(const Work& work, const Few& few, Rooms& room
   sum_told(work, few);
   scan_experts(work, few.counts);
   const bool full = find_rooms(work, few.counts, rooms);
-  find_starts(work, few);
   if (!has_room(work, full, rooms)) return false;
   if (blockIdx.x == gridDim.x - 1) describe(work, few.counts, rooms, few.sources);
   else if (d.expert_major()) describe_experts(work, few.counts);  // the same of all blocks, which read it
