@@ -107,6 +107,7 @@ struct Place {
   std::uint32_t allocation = kNone;
   std::uint64_t offset = 0;
   bool operator==(const Place&) const = default;
+  bool symmetric() const { return allocation != kNone && allocation != kAddress; }
 };
 
 // A rank's description of its call, which the ranks compare.

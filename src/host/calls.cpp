@@ -106,6 +106,12 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   } else if (is_packets(algorithm)) {
     PacketChannel<HostThread> channel(group_.lane());
     send_recv_push(channel, to, sent, from, received, args);
+  } else if (automatic && symmetric_->ever() &&
+             is_direct(host_plan().choose(Collective::send_recv, args.bytes, true))) {
+    const Place in = request.in_place() ? Place{} : place(args.in, sent);
+    send_recv_lent(
+        group_.lane(), to, in, sent, from, received, args,
+        [this](const Place& place, int rank, std::size_t bytes) { return reach(place, rank, bytes); });
   } else {
     ChunkChannel<HostThread> channel(group_.lane());
     send_recv_push(channel, to, sent, from, received, args);

@@ -136,26 +136,38 @@ bool HostThread::polled(int peer, const Come& come) {
   return false;
 }
 
-bool HostThread::comes_first(int peer, Slot slot, int other, Slot others) {
+template <class Come>
+void HostThread::await_either(int peer, Slot slot, const Come& come) {
   host::Line& line = *this->line(rank_, slot, peer);
   const std::uint32_t expected = awaited(peer, slot) + 1;
-  const auto come = [&] { return reached(peer, slot) || reached(other, others); };
   int rests = 0;
   if (!polled(peer, come))
     wait_until(
         come, patience_.timeout, [&](Clock::duration elapsed) { rest(line, expected, elapsed, rests); },
         [&] { watch_.interrupted(peer, come); },
         [&] { watch_.late(peer, slot, expected, awaited(peer, slot)); });
+}
+
+bool HostThread::comes_first(int peer, Slot slot, int other, Slot others) {
+  await_either(peer, slot, [&] { return reached(peer, slot) || reached(other, others); });
   return reached(peer, slot);
+}
+
+bool HostThread::packet_comes(int peer) {
+  await_either(peer, Slot::chunk, [&] { return reached(peer, Slot::chunk) || has_packet(peer); });
+  return !reached(peer, Slot::chunk);
+}
+
+bool HostThread::has_packet(int peer) {
+  Counters& c = signals(peer);
+  if (c.packets_taken == c.filled_from) fill_packets(rank_, peer, c.filled_from);
+  return host::reached(*packet(rank_, peer, c.packets_taken), lap_of(c.packets_taken));
 }
 
 // Ranks of one call agree on which of both comes first from a peer. What it puts there later is seen later.
 bool HostThread::missed(int peer, Slot slot, std::uint32_t unit) {
-  Counters& c = signals(peer);
   if (slot == Slot::packet_credit && unit > 1) return reached(peer, Slot::chunk);
-  if (slot != Slot::chunk) return false;
-  if (c.packets_taken == c.filled_from) fill_packets(rank_, peer, c.filled_from);
-  return host::reached(*packet(rank_, peer, c.packets_taken), lap_of(c.packets_taken));
+  return slot == Slot::chunk && has_packet(peer);
 }
 
 void HostThread::await(host::Line& line, std::uint32_t expected, int peer, Slot slot, std::uint32_t unit) {

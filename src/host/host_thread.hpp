@@ -187,6 +187,10 @@ class HostThread {
   }
   // Waits until the next signal of either peer has come. Returns whether that of the first has.
   bool comes_first(int peer, Slot slot, int other, Slot others);
+  // Waits until the next packet or the next chunk of the peer has come. Returns whether it is the packet. The
+  // peer calls `wakes` after a packet: this rank may sleep until a chunk comes.
+  bool packet_comes(int peer);
+  void wakes(int peer) { host::wake(*line(peer, Slot::chunk, rank_)); }
   // Signals with a note of at most kPacketBytes bytes, readable until the next note in that slot.
   template <class Note>
   void signal_note(int peer, Slot slot, const Note& note) {
@@ -343,6 +347,10 @@ class HostThread {
   // Polls. Returns whether `come` has become true; else this rank may have moved from the peer's core.
   template <class Come>
   bool polled(int peer, const Come& come);
+  // Waits for the peer's next signal in a slot, or for something else that ends the wait too.
+  template <class Come>
+  void await_either(int peer, Slot slot, const Come& come);
+  bool has_packet(int peer);
   // Gives the core away within a wait, and counts that.
   void rest(host::Line& line, std::uint32_t expected, Clock::duration elapsed, int& rests);
   // Returns whether a wait for a chunk skips a packet of the peer's, or the other way around: the peer makes

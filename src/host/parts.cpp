@@ -36,18 +36,14 @@ std::uint32_t mark_of_offer(const Request& request, std::size_t sent, std::size_
   return request.mark((sent + 1) * 0xD6E8FEB86659FD93 + received);
 }
 
-bool symmetric(const Place& place) {
-  return place.allocation != Place::kNone && place.allocation != Place::kAddress;
-}
-
 // The way of a message of an all_to_all_v from buffer to buffer. Its sender writes if both ends may act: an
 // input that was written since the last call lies in its cache.
 struct Path {
   Path(const Place& in, const Place& out, std::size_t bytes)
-      : written(bytes > 0 && out.allocation != Place::kNone && (symmetric(out) || !symmetric(in))),
+      : written(bytes > 0 && out.allocation != Place::kNone && (out.symmetric() || !in.symmetric())),
         read(bytes > 0 && !written && in.allocation != Place::kNone),
         none(bytes > 0 && !written && !read),
-        plain(bytes > 0 && !symmetric(in) && !symmetric(out)) {}
+        plain(bytes > 0 && !in.symmetric() && !out.symmetric()) {}
   bool written, read;  // by its sender; by its receiver
   bool none;           // it has none
   bool plain;          // neither buffer is symmetric memory

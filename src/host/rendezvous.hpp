@@ -130,4 +130,34 @@ void send_recv_direct(HostThread& lane, int dst, Offered mine, std::size_t sent,
     way->took(given.by_chunks, Clock::now() - met, met - began);
 }
 
+// Does the same for messages that are planned to go through chunks, where ranks have symmetric memory. The
+// sender alone decides: a call that also receives lends its input there, `lent`, by a packet in place of the
+// chunks. The receiver reads the input, and takes what comes.
+template <class Reach>
+void send_recv_lent(HostThread& lane, int dst, const Place& lent, std::size_t sent, int src,
+                    std::size_t received, const Args& a, const Reach& reach) {
+  PacketChannel<HostThread> offers(lane);
+  ChunkChannel<HostThread> chunks(lane);
+  const bool lends = sent > 0 && received > 0 && lent.symmetric();
+  if (lends) {
+    offers.put(dst, reinterpret_cast<const byte*>(&lent), sizeof lent);
+    lane.wakes(dst);
+  }
+  const std::size_t first = lends ? 0 : smaller(sent, 2 * chunks.capacity());
+  send_recv_push(chunks, dst, first, src, 0, a);
+  Args rest = a;
+  rest.in += first;
+  if (received > 0 && lane.packet_comes(src)) {
+    Place theirs;
+    offers.take(src, {reinterpret_cast<byte*>(&theirs)}, sizeof theirs);
+    const byte* from = reach(theirs, src, received);
+    const Dst to{a.out, a.stream};
+    lane.move(&to, 1, &from, 1, received);
+    lane.signal(src, Slot::meet);
+    received = 0;
+  }
+  send_recv_push(chunks, dst, lends ? 0 : sent - first, src, received, rest);
+  if (lends) lane.wait(dst, Slot::meet);
+}
+
 }  // namespace unisono

@@ -14,12 +14,12 @@ namespace {
 // The longest sleep. A missed wake costs no more.
 constexpr auto kNap = std::chrono::microseconds(500);
 
+}  // namespace
+
 void wake(Line& line) {
   if (line.sleepers.load(std::memory_order_seq_cst) != 0)
     ::syscall(SYS_futex, &line.flag, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
-
-}  // namespace
 
 void pause() {
 #if defined(__x86_64__)

@@ -46,6 +46,8 @@ void rest(Line& line, std::uint32_t expected, std::chrono::microseconds yielding
 int current_core();
 // Moves this thread to another core that it may run on, if there is one.
 void leave_core(int core);
+// Wakes those who sleep on a line.
+void wake(Line& line);
 // Counts a line up that several threads write, and wakes those who sleep on it.
 void ring(Line& line);
 // Does so if someone sleeps on it.
