@@ -187,10 +187,10 @@ class HostThread {
   }
   // Waits until the next signal of either peer has come. Returns whether that of the first has.
   bool comes_first(int peer, Slot slot, int other, Slot others);
-  // Waits until the next packet or the next chunk of the peer has come. Returns whether it is the packet. The
-  // peer calls `wakes` after a packet: this rank may sleep until a chunk comes.
+  // Waits until the next packet or the next chunk of the peer has come. Returns whether it is the packet.
   bool packet_comes(int peer);
-  void wakes(int peer) { host::wake(*line(peer, Slot::chunk, rank_)); }
+  // Wakes a peer that sleeps in `packet_comes`, where a chunk would wake it, once a packet is there.
+  void wake(int peer) { host::wake(*line(peer, Slot::chunk, rank_)); }
   // Signals with a note of at most kPacketBytes bytes, readable until the next note in that slot.
   template <class Note>
   void signal_note(int peer, Slot slot, const Note& note) {

@@ -130,9 +130,10 @@ void send_recv_direct(HostThread& lane, int dst, Offered mine, std::size_t sent,
     way->took(given.by_chunks, Clock::now() - met, met - began);
 }
 
-// Does the same for messages that are planned to go through chunks, where ranks have symmetric memory. The
-// sender alone decides: a call that also receives lends its input there, `lent`, by a packet in place of the
-// chunks. The receiver reads the input, and takes what comes.
+// Does the same for messages that the plan has go through chunks, between ranks that have symmetric memory. A
+// call that sends and receives lends its input if that is symmetric memory, at `lent`: it puts the place in a
+// packet, where the chunks would come, and waits at its end until the receiver has read. The receiver need
+// not know: it takes what comes.
 template <class Reach>
 void send_recv_lent(HostThread& lane, int dst, const Place& lent, std::size_t sent, int src,
                     std::size_t received, const Args& a, const Reach& reach) {
@@ -141,7 +142,7 @@ void send_recv_lent(HostThread& lane, int dst, const Place& lent, std::size_t se
   const bool lends = sent > 0 && received > 0 && lent.symmetric();
   if (lends) {
     offers.put(dst, reinterpret_cast<const byte*>(&lent), sizeof lent);
-    lane.wakes(dst);
+    lane.wake(dst);
   }
   const std::size_t first = lends ? 0 : smaller(sent, 2 * chunks.capacity());
   send_recv_push(chunks, dst, first, src, 0, a);

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.bench import schedule
+from unisono.bench import launches, schedule
 from unisono.bench.progress import PLAIN_EVERY_S, Display
 from unisono.bench.schedule import Cell, Limits, Schedule
 from unisono.records import stats
@@ -74,6 +74,15 @@ def test_calls_that_take_long_are_spread_over_visits() -> None:
     plan, clock, _ = simulate([0.5] * 4, Limits(budget_s=30))
     assert all(cell.rounds >= schedule.MIN_ROUNDS for cell in plan.cells)
     assert clock.now - 100.0 <= 30 * 1.25
+
+
+def test_a_launch_of_many_spreads_its_samples_over_more_rounds() -> None:
+    whole = Limits(budget_s=600)
+    plan, _, orders = simulate([1e-5] * 20, launches.share_of(whole, 12), spread=20.0)
+    assert len(orders) >= 2 * whole.rounds
+    assert all(max(cell.visits) <= 20 for cell in plan.cells)
+    assert launches.share_of(whole, 1) == whole
+    assert launches.share_of(Limits(budget_s=600, max_samples=50), 12).max_samples == 50
 
 
 def test_few_visits_do_not_converge_however_narrow() -> None:

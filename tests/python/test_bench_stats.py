@@ -33,6 +33,21 @@ def test_the_ranks_are_those_of_le_boudec(count: int, ranks: tuple[int, int]) ->
     assert stats.ranks_of(count) == ranks
 
 
+def test_a_launchs_ratio_is_that_of_its_rounds() -> None:
+    """Rounds differ by more than the two do, and each has its own order of samples and of launches."""
+    rounds = np.random.default_rng(3).lognormal(0, 0.5, 6 * 4)
+    visits, numbers = [3] * len(rounds), np.repeat(range(6), 4).tolist()
+
+    def of(times: np.ndarray) -> dict[int, list[float]]:
+        return stats.visit_medians(np.repeat(times, 3), visits, numbers)
+
+    found = stats.ratios(of(1.03 * rounds), of(rounds))
+    assert found is not None
+    assert found.sure
+    assert (found.low, found.high) == pytest.approx((1.03, 1.03))
+    assert stats.ratios({1: [1.0]}, {2: [1.0]}) is None
+
+
 @pytest.mark.parametrize(("quantile", "first"), [(0.5, 6), (0.95, 72), (0.99, 368)])
 def test_the_first_count_that_carries_a_quantile(quantile: float, first: int) -> None:
     assert stats.ranks_of(first - 1, quantile) is None

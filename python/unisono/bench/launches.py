@@ -19,6 +19,7 @@ from unisono.bench.options import Options
 from unisono.bench.schedule import Limits
 from unisono.records import FILE_NAME, Records, RecordsWriter, Skip
 
+LEAST_SAMPLES = 300  # the most that a launch takes of a cell are no fewer
 _ENDED_BY_USER = (130, 143)  # exit codes after SIGINT and SIGTERM
 
 
@@ -70,11 +71,15 @@ def _of_launch(options: Options, number: int, launches: int, mpi: Mpi | None) ->
 
 
 def share_of(limits: Limits, launches: int) -> Limits:
-    """Returns the limits of one of so many launches."""
+    """Returns the limits of one of so many launches. It has more rounds, of few samples each: two backends
+    are judged by what they took in the same rounds."""
+    if launches == 1:
+        return limits
     return replace(
         limits,
         budget_s=limits.budget_s / launches,
-        max_samples=math.ceil(limits.max_samples / launches),
+        max_samples=min(limits.max_samples, max(math.ceil(limits.max_samples / launches), LEAST_SAMPLES)),
+        rounds=2 * limits.rounds,
         samples=None if limits.samples is None else math.ceil(limits.samples / launches),
     )
 

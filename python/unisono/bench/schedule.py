@@ -43,6 +43,12 @@ class Limits:
     samples: int | None = None
     outclassed: float | None = None  # a cell this many times as slow as its best rival is not visited again
 
+    @property
+    def batch(self) -> int:
+        """Returns the most samples of a visit. Those of one visit share what chance has given it: a launch
+        of many, which takes few samples, spreads them over all rounds too."""
+        return min(BATCH, math.ceil(self.max_samples / self.rounds))
+
 
 @dataclass
 class Cell:
@@ -165,7 +171,7 @@ class Schedule:
             each = math.ceil(missing / max(1, limits.rounds - cell.rounds))
             return Batch(warmup, min(each, most), cell.calls)
         missing = stats.MIN_SAMPLES - len(cell.samples_us)
-        cheap = min(BATCH, int(CHEAP_S / cell.bare_s))
+        cheap = min(limits.batch, int(CHEAP_S / cell.bare_s))
         left = self.left_s()
         if left <= 0.0:
             return Batch(warmup, max(1, cell.least - len(cell.samples_us), cheap), cell.calls)
@@ -173,7 +179,7 @@ class Schedule:
         rounds_to_come = max(1, limits.rounds - self._round)  # later rounds take half of the time left each
         slot = left / max(1, len(self._waiting) + active * rounds_to_come)
         least = max(1, cheap, math.ceil(missing / max(1, MIN_ROUNDS - cell.rounds)))  # spread over rounds
-        wanted = max(least, min(BATCH, int((slot - cell.visit_s) / cell.sample_s)))
+        wanted = max(least, min(limits.batch, int((slot - cell.visit_s) / cell.sample_s)))
         return Batch(warmup, min(wanted, max(1, limits.max_samples - len(cell.samples_us))), cell.calls)
 
     def add(self, index: int, samples_us: Sequence[float], skews_us: Sequence[float], spent_s: float) -> bool:

@@ -117,10 +117,25 @@ def medians(samples: Samples, visits: Sequence[int], launches: Sequence[int]) ->
     return {number: float(np.median(values[of_sample == number])) for number in dict.fromkeys(launches)}
 
 
-def ratios(above: Mapping[int, float], below: Mapping[int, float]) -> Interval | None:
-    """Returns the median of the ratios of two medians of each launch, and its interval. None: the two have no
-    launch in common."""
-    found = [time / below[launch] for launch, time in above.items() if launch in below]
+def visit_medians(samples: Samples, visits: Sequence[int], launches: Sequence[int]) -> dict[int, list[float]]:
+    """Returns the median of each visit of a launch, in their order, by the launch's number."""
+    parts = np.split(np.asarray(samples, dtype=np.float64), np.cumsum(visits)[:-1])
+    found: dict[int, list[float]] = {number: [] for number in dict.fromkeys(launches)}
+    for part, launch in zip(parts, launches, strict=True):
+        found[launch].append(float(np.median(part)))
+    return found
+
+
+def ratios(above: Mapping[int, Sequence[float]], below: Mapping[int, Sequence[float]]) -> Interval | None:
+    """Returns the median of the launches' ratios, and its interval. None: the two have no launch in common.
+
+    A launch's ratio is the median over its rounds, in each of which the two were visited one right after the
+    other: what one round does to both is not in it. above, below: `visit_medians`."""
+    found = [
+        float(np.median([time / other for time, other in zip(times, below[launch], strict=False)]))
+        for launch, times in above.items()
+        if launch in below
+    ]
     return median_interval(found) if found else None
 
 

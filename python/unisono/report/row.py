@@ -84,6 +84,12 @@ class Row:
         r = self.result
         return stats.medians(r.samples_us, r.visits, r.launches) if r.launches else {}
 
+    @cached_property
+    def visits(self) -> dict[int, list[float]]:
+        """Returns the medians of each launch's visits by its number; nothing if the records do not say."""
+        r = self.result
+        return stats.visit_medians(r.samples_us, r.visits, r.launches) if r.launches else {}
+
     def within(self, launches: set[int]) -> Row:
         """Returns the row of these launches alone."""
         if launches == set(self.result.launches):
