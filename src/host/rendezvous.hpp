@@ -132,14 +132,14 @@ void send_recv_direct(HostThread& lane, int dst, Offered mine, std::size_t sent,
 
 // Does the same for messages that the plan has go through chunks, between ranks that have symmetric memory. A
 // call that sends and receives lends its input if that is symmetric memory, at `lent`: it puts the place in a
-// packet, where the chunks would come, and waits at its end until the receiver has read. The receiver need
-// not know: it takes what comes.
+// packet, where the chunks would come, and waits at its end until the receiver has read. The receiver takes
+// what comes.
 template <class Reach>
 void send_recv_lent(HostThread& lane, int dst, const Place& lent, std::size_t sent, int src,
                     std::size_t received, const Args& a, const Reach& reach) {
   PacketChannel<HostThread> offers(lane);
   ChunkChannel<HostThread> chunks(lane);
-  const bool lends = sent > 0 && received > 0 && lent.symmetric();
+  const bool lends = sent > 0 && received > 0 && dst != lane.rank() && lent.symmetric();
   if (lends) {
     offers.put(dst, reinterpret_cast<const byte*>(&lent), sizeof lent);
     lane.wake(dst);

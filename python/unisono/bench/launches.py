@@ -19,7 +19,7 @@ from unisono.bench.options import Options
 from unisono.bench.schedule import Limits
 from unisono.records import FILE_NAME, Records, RecordsWriter, Skip
 
-LEAST_SAMPLES = 300  # the most that a launch takes of a cell are no fewer
+LEAST_SAMPLES = 300  # of a cell in a launch of many, if the time suffices
 _ENDED_BY_USER = (130, 143)  # exit codes after SIGINT and SIGTERM
 
 

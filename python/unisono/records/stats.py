@@ -97,14 +97,18 @@ def median_interval(samples: Samples) -> Interval:
     return Interval(float(np.median(values)), float(values.min()), float(values.max()), sure=False)
 
 
+def _parts(samples: Samples, visits: Sequence[int]) -> list[np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """Returns the samples of each visit."""
+    return np.split(np.asarray(samples, dtype=np.float64), np.cumsum(visits)[:-1])
+
+
 def visited_interval(samples: Samples, visits: Sequence[int]) -> Interval:
     """Returns the median of samples taken in visits, and its interval; `visits`: the samples of each visit.
 
     The interval covers both that of the samples and that of the visits' medians. Below 6 visits it is not
     sure. Raises ValueError without samples."""
     whole = median_interval(samples)
-    parts = np.split(np.asarray(samples, dtype=np.float64), np.cumsum(visits)[:-1])
-    between = median_interval([float(np.median(part)) for part in parts if len(part)])
+    between = median_interval([float(np.median(part)) for part in _parts(samples, visits) if len(part)])
     return Interval(
         whole.median, min(whole.low, between.low), max(whole.high, between.high), whole.sure and between.sure
     )
@@ -119,10 +123,10 @@ def medians(samples: Samples, visits: Sequence[int], launches: Sequence[int]) ->
 
 def visit_medians(samples: Samples, visits: Sequence[int], launches: Sequence[int]) -> dict[int, list[float]]:
     """Returns the median of each visit of a launch, in their order, by the launch's number."""
-    parts = np.split(np.asarray(samples, dtype=np.float64), np.cumsum(visits)[:-1])
     found: dict[int, list[float]] = {number: [] for number in dict.fromkeys(launches)}
-    for part, launch in zip(parts, launches, strict=True):
-        found[launch].append(float(np.median(part)))
+    for part, launch in zip(_parts(samples, visits), launches, strict=True):
+        if len(part):
+            found[launch].append(float(np.median(part)))
     return found
 
 
@@ -134,7 +138,7 @@ def ratios(above: Mapping[int, Sequence[float]], below: Mapping[int, Sequence[fl
     found = [
         float(np.median([time / other for time, other in zip(times, below[launch], strict=False)]))
         for launch, times in above.items()
-        if launch in below
+        if times and below.get(launch)
     ]
     return median_interval(found) if found else None
 

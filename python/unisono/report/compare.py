@@ -64,7 +64,9 @@ class Paired(Change):
     @cached_property
     def ratios(self) -> Interval:
         """Returns the median of A / B over the launches, and its interval; infinite without a common one."""
-        return stats.ratios(self.a.visits, self.b.visits) or Interval(1.0, 0.0, math.inf, sure=False)
+        return stats.ratios(self.a.visit_medians, self.b.visit_medians) or Interval(
+            1.0, 0.0, math.inf, sure=False
+        )
 
     @property
     def sure(self) -> bool:

@@ -31,7 +31,7 @@ class Pair:
     @cached_property
     def of_launches(self) -> Interval | None:
         """Returns the median of the launches' ratios and its interval, if the launches are enough for one."""
-        found = stats.ratios(self.peer.visits, self.own.visits)
+        found = stats.ratios(self.peer.visit_medians, self.own.visit_medians)
         return found if found is not None and found.sure else None
 
     @cached_property

@@ -85,7 +85,7 @@ class Row:
         return stats.medians(r.samples_us, r.visits, r.launches) if r.launches else {}
 
     @cached_property
-    def visits(self) -> dict[int, list[float]]:
+    def visit_medians(self) -> dict[int, list[float]]:
         """Returns the medians of each launch's visits by its number; nothing if the records do not say."""
         r = self.result
         return stats.visit_medians(r.samples_us, r.visits, r.launches) if r.launches else {}
