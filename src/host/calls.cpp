@@ -84,6 +84,9 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   if (to == rank() && from == rank()) return host::copy(args.out, args.in, args.bytes);
   group_.lane().mark(request.mark());
   const HostThread::OwnWays own(group_.lane(), !env().stream_chunks);
+  const auto reached = [this](const Place& place, int rank, std::size_t bytes) {
+    return reach(place, rank, bytes);
+  };
   const std::size_t sent = to < 0 ? 0 : args.bytes, received = from < 0 ? 0 : args.bytes;
   if (is_direct(algorithm)) {
     const bool learns = automatic && group_.learns_ways();
@@ -100,18 +103,14 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
     const Place out = place(args.out, received);
     const Offered mine{in, received == 0, automatic && small_pages(in, sent), learns};
     group_.lane().reach_far(!group_.one_process());
-    send_recv_direct(
-        group_.lane(), to, mine, sent, from, out, received, args, learned,
-        [this](const Place& place, int rank, std::size_t bytes) { return reach(place, rank, bytes); });
+    send_recv_direct(group_.lane(), to, mine, sent, from, out, received, args, learned, reached);
   } else if (is_packets(algorithm)) {
     PacketChannel<HostThread> channel(group_.lane());
     send_recv_push(channel, to, sent, from, received, args);
   } else if (automatic && symmetric_->ever() &&
              is_direct(host_plan().choose(Collective::send_recv, args.bytes, true))) {
     const Place in = request.in_place() ? Place{} : place(args.in, sent);
-    send_recv_lent(
-        group_.lane(), to, in, sent, from, received, args,
-        [this](const Place& place, int rank, std::size_t bytes) { return reach(place, rank, bytes); });
+    send_recv_lent(group_.lane(), to, in, sent, from, received, args, reached);
   } else {
     ChunkChannel<HostThread> channel(group_.lane());
     send_recv_push(channel, to, sent, from, received, args);

@@ -350,6 +350,7 @@ class HostThread {
   // Waits for the peer's next signal in a slot, or for something else that ends the wait too.
   template <class Come>
   void await_either(int peer, Slot slot, const Come& come);
+  // Returns whether the next packet of the peer has come.
   bool has_packet(int peer);
   // Gives the core away within a wait, and counts that.
   void rest(host::Line& line, std::uint32_t expected, Clock::duration elapsed, int& rests);

@@ -34,7 +34,7 @@ def test_the_ranks_are_those_of_le_boudec(count: int, ranks: tuple[int, int]) ->
 
 
 def test_a_launchs_ratio_is_that_of_its_rounds() -> None:
-    """Rounds differ by more than the two do, and each has its own order of samples and of launches."""
+    """Rounds differ by more than the two do."""
     rounds = np.random.default_rng(3).lognormal(0, 0.5, 6 * 4)
     visits, numbers = [3] * len(rounds), np.repeat(range(6), 4).tolist()
 
