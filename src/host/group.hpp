@@ -172,14 +172,13 @@ class Group {
   Board& board(int rank) const { return *reinterpret_cast<Board*>(base(rank)); }
   struct PieceTimes {  // microseconds
     double through = 0, around = 0, kernel = 0;
-    std::array<double, 2> large{};  // of the largest pieces around the whole ring, and confined
   };
   // due: chunks go as in earlier groups of these processes, until calls have moved some. fixed: as the user
   // says.
   enum class Timing : std::uint8_t { due, done, fixed };
   void choose_chunks(bool first, bool looks_at_kernel = false);
   PieceTimes time_chunks(int rounds);
-  void choose_copies();
+  void choose_large();
   std::array<double, 2> time_large(const std::function<void(bool)>& set, int before);
   double time_pieces(std::size_t bytes, int rounds, int before);
   double time_kernel();
@@ -214,6 +213,7 @@ class Group {
   std::size_t stream_bytes_;
   bool one_process_ = true, far_ = false, cached_ = true;
   Timing timing_ = Timing::due;
+  bool large_chosen_ = false;              // how large pieces go through the cache
   static std::atomic<CacheWay> measured_;  // by the last group of this process that has timed chunks
   KernelCopies kernel_copies_ = KernelCopies::unknown;
   static std::atomic<KernelCopies> found_;  // by the first group of this process that has looked

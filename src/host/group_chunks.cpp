@@ -54,25 +54,17 @@ void Group::will_move(std::size_t bytes, Algorithm by) {
 void Group::choose_chunks(bool first, bool looks_at_kernel) {
   moved_ = 0;
   const bool in_full = first && !patience_.crowded;
-  const bool large = in_full && lane_->chunk_bytes() >= HostThread::kLarge;
   PieceTimes mine = time_chunks(in_full ? kManyRounds : kFewRounds);
-  if (large) {
-    choose_copies();
-    mine.large = time_large([this](bool confined) { lane_->confine_large(confined); },
-                            static_cast<int>(lane_->ring_bytes() / lane_->chunk_bytes()));
-  }
   if (looks_at_kernel) mine.kernel = time_kernel();
   PieceTimes all{};
-  for (const PieceTimes& one : exchange(mine)) {
+  for (const PieceTimes& one : exchange(mine))
     all.through += one.through, all.around += one.around, all.kernel += one.kernel;
-    all.large[false] += one.large[false], all.large[true] += one.large[true];
-  }
-  if (large) lane_->confine_large(all.large[true] < kConfinedPays * all.large[false]);
   if (timing_ != Timing::fixed) {
     cached_ = all.through <= host::kAroundPays * all.around;
     timing_ = Timing::done;
     measured_ = cached_ ? CacheWay::through : CacheWay::around;
   }
+  if (in_full || (cached_ && !large_chosen_ && !patience_.crowded)) choose_large();
   lane_->stream_chunks(!cached_);
   if (!looks_at_kernel) return;
   // An Intel Xeon has 1.3 to 2.4 times the kernel's time, a Zen 5 0.4 to 0.5 (measured; docs/notes/host.md).
@@ -97,11 +89,21 @@ Group::PieceTimes Group::time_chunks(int rounds) {
   return {.through = through, .around = time_pieces(measured_bytes(), rounds, 0)};
 }
 
-// Chooses how this rank copies large pieces through the cache. Its peers need not know.
-void Group::choose_copies() {
-  const auto took = time_large([this](bool abreast) { lane_->copy_abreast(abreast); }, 1);
-  abreast_ = took[true] < took[false];
+// Chooses how large pieces go through the cache. Both choices hold between near cores. Between far ones,
+// where chunks go around the cache, each way takes as long as the other: so ranks choose again when the cores
+// have come near. Whether this rank copies abreast, its peers need not know.
+void Group::choose_large() {
+  if (lane_->chunk_bytes() < HostThread::kLarge) return;
+  const auto copies = time_large([this](bool abreast) { lane_->copy_abreast(abreast); }, 1);
+  abreast_ = copies[true] < copies[false];
   lane_->copy_abreast(abreast_);
+  large_chosen_ = cached_;
+  if (!cached_) return;
+  const auto mine = time_large([this](bool confined) { lane_->confine_large(confined); },
+                               static_cast<int>(lane_->ring_bytes() / lane_->chunk_bytes()));
+  double whole = 0, confined = 0;
+  for (const auto& one : exchange(mine)) whole += one[false], confined += one[true];
+  lane_->confine_large(confined < kConfinedPays * whole);
 }
 
 // Returns the times of the largest pieces without and with what `set` sets: of two medians each, since times
