@@ -77,6 +77,7 @@ def _launches(backend: str, us: list[float], scatter: float = 0.01) -> list[reco
         (1.03, 10, Verdict.SLOWER),
         (0.97, 10, Verdict.FASTER),
         (1.0, 10, Verdict.SAME),
+        (1.009, 10, Verdict.UNCLEAR),  # the interval reaches into the tolerance
         (1.03, 5, Verdict.UNCLEAR),
     ],
 )
