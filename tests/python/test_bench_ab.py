@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import msgspec
@@ -52,6 +53,26 @@ def test_ab_runs_both_builds_also_of_other_versions(before: Path, tmp_path: Path
     for run in found.runs:
         assert run.libraries["backend unisono@before"].startswith("0.0.9, build ")
         assert str(before) not in msgspec.json.encode(run).decode()
+
+
+COPIES = """
+import gc
+from unisono.bench import beside
+
+made = []
+for number in range(4):
+    with beside.loaded(*beside.own(), mark=number) as copy:
+        made.append(copy.init())
+gc.collect()
+print(len({type(comm).__module__ for comm in made}), *(comm.size for comm in made))
+"""
+
+
+@pytest.mark.usefixtures("ranks_find_unisono")
+def test_copies_leave_the_interpreter_its_dictionary() -> None:
+    """A process that has lost it hangs or crashes when the next copy is loaded."""
+    ended = shell([sys.executable, "-c", COPIES])
+    assert ended.code == 0 and ended.output.split() == ["4", "1", "1", "1", "1"], str(ended)
 
 
 def test_a_prefix_without_an_installation_is_refused(tmp_path: Path) -> None:

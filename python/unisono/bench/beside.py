@@ -78,9 +78,11 @@ def _no_types() -> Iterator[None]:
     """Hides nanobind's tables of types, which lie in the interpreter's dictionary, in the block."""
     api = ctypes.pythonapi
     api.PyInterpreterState_Get.restype = ctypes.c_void_p
-    api.PyInterpreterState_GetDict.restype = ctypes.py_object
+    # Returns the interpreter's own reference, where ctypes takes a py_object that is returned for a new one.
+    api.PyInterpreterState_GetDict.restype = ctypes.c_void_p
     api.PyInterpreterState_GetDict.argtypes = [ctypes.c_void_p]
-    shared = api.PyInterpreterState_GetDict(api.PyInterpreterState_Get())
+    address = api.PyInterpreterState_GetDict(api.PyInterpreterState_Get())
+    shared = ctypes.cast(address, ctypes.py_object).value
     hidden = {key: shared.pop(key) for key in list(shared) if "nb_internals" in str(key)}
     try:
         yield
