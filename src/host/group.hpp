@@ -213,7 +213,7 @@ class Group {
   std::size_t stream_bytes_;
   bool one_process_ = true, far_ = false, cached_ = true;
   Timing timing_ = Timing::due;
-  bool large_chosen_ = false;              // how large pieces go through the cache
+  bool large_chosen_ = false;              // between near cores
   static std::atomic<CacheWay> measured_;  // by the last group of this process that has timed chunks
   KernelCopies kernel_copies_ = KernelCopies::unknown;
   static std::atomic<KernelCopies> found_;  // by the first group of this process that has looked

@@ -89,9 +89,9 @@ Group::PieceTimes Group::time_chunks(int rounds) {
   return {.through = through, .around = time_pieces(measured_bytes(), rounds, 0)};
 }
 
-// Chooses how large pieces go through the cache. Both choices hold between near cores. Between far ones,
-// where chunks go around the cache, each way takes as long as the other: so ranks choose again when the cores
-// have come near. Whether this rank copies abreast, its peers need not know.
+// Chooses how large pieces go through the cache: abreast, of which peers need not know, and in a part of the
+// ring. Between far cores, where chunks go around the cache, each way takes as long as the other: so ranks
+// choose again when their cores have come near.
 void Group::choose_large() {
   if (lane_->chunk_bytes() < HostThread::kLarge) return;
   const auto copies = time_large([this](bool abreast) { lane_->copy_abreast(abreast); }, 1);
