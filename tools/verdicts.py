@@ -123,12 +123,12 @@ def main() -> int:
     )
     parser.add_argument("question", choices=["between", "itself", "slowed"])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--budget", help="seconds of a run; default: 130 each, 260, or 480")
-    parser.add_argument("--launches", help="default: 6, 11, or 24")
+    parser.add_argument("--budget", help="seconds of a run; default: 170 each, 260, or 480")
+    parser.add_argument("--launches", help="default: 12, 11, or 24")
     parser.add_argument("--percent", type=float, default=3.0)
     parser.add_argument("--collectives", nargs="*", default=[])
     asked = parser.parse_args()
-    budget, launches = {"between": ("130", "6"), "itself": ("260", "11"), "slowed": ("480", "24")}[
+    budget, launches = {"between": ("170", "12"), "itself": ("260", "11"), "slowed": ("480", "24")}[
         asked.question
     ]
     asked.budget, asked.launches = asked.budget or budget, asked.launches or launches
