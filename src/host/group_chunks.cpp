@@ -90,8 +90,8 @@ Group::PieceTimes Group::time_chunks(int rounds) {
 }
 
 // Chooses how large pieces go through the cache: abreast, of which peers need not know, and in a part of the
-// ring. Between far cores, where chunks go around the cache, each way takes as long as the other: so ranks
-// choose again when their cores have come near.
+// ring. Between far cores, where chunks go around the cache, the part takes as long as the whole: so that is
+// chosen when the cores have come near, and the copies are timed again.
 void Group::choose_large() {
   if (lane_->chunk_bytes() < HostThread::kLarge) return;
   const auto copies = time_large([this](bool abreast) { lane_->copy_abreast(abreast); }, 1);

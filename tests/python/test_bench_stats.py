@@ -161,6 +161,23 @@ def test_verdicts(a: Interval, b: Interval, expected: Verdict) -> None:
     assert verdict(a, b) is expected
 
 
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (Interval(1.03, 1.011, 1.05), Verdict.FASTER),
+        (Interval(0.97, 0.95, 0.989), Verdict.SLOWER),
+        (Interval(1.03, 1.009, 1.05), Verdict.UNCLEAR),  # the median alone lies beyond the tolerance
+        (Interval(0.97, 0.95, 0.991), Verdict.UNCLEAR),
+        (Interval(1.0, 0.991, 1.009), Verdict.SAME),
+        (Interval(1.0, 0.989, 1.0), Verdict.UNCLEAR),
+        (Interval(1.0, 1.0, 1.011), Verdict.UNCLEAR),
+        (Interval(1.5, 1.4, 1.6, sure=False), Verdict.UNCLEAR),
+    ],
+)
+def test_verdicts_on_ratios(found: Interval, expected: Verdict) -> None:
+    assert stats.verdict_on_ratios(found, 0.01) is expected
+
+
 @given(st.lists(times, min_size=2, max_size=50), st.floats(0.5, 2.0))
 def test_variation_does_not_depend_on_the_unit(samples: list[float], scale: float) -> None:
     one, other = stats.variation(samples), stats.variation([s * scale for s in samples])

@@ -189,6 +189,22 @@ def verdict(a: Interval, b: Interval, tolerance: float = TOLERANCE) -> Verdict:
     return Verdict.UNCLEAR
 
 
+def verdict_on_ratios(found: Interval, tolerance: float) -> Verdict:
+    """Returns whether B is faster than A; `found`: A's time over B's, of launches that both ran in.
+
+    FASTER: the whole interval lies above 1 by more than `tolerance`. SLOWER is the mirror image. SAME: the
+    interval lies within `tolerance` of 1. UNCLEAR: anything else. Stricter than `verdict`, since equal builds
+    may differ by 1 to 2 % over the launches of a run (docs/notes/bench.md)."""
+    most = 1.0 + tolerance
+    if not found.sure:
+        return Verdict.UNCLEAR
+    if found.low > most:
+        return Verdict.FASTER
+    if found.high < 1.0 / most:
+        return Verdict.SLOWER
+    return Verdict.SAME if found.low >= 1.0 / most and found.high <= most else Verdict.UNCLEAR
+
+
 def geometric_mean(ratios: Sequence[float]) -> float:
     """Returns the geometric mean of positive ratios, NaN without any. Any other mean of ratios has no meaning
     (SC15, rule 4)."""

@@ -83,16 +83,8 @@ class Paired(Change):
 
     @property
     def verdict(self) -> Verdict:
-        """Returns the verdict on B against A. Equal builds may differ by 1 to 2 % in all launches of a run
-        (docs/notes/bench.md): so the whole interval, not its median alone, must lie beyond the tolerance."""
-        found, most = self.ratios, 1.0 + self.tolerance
-        if not found.sure:
-            return Verdict.UNCLEAR
-        if found.low > most:
-            return Verdict.FASTER
-        if found.high < 1.0 / most:
-            return Verdict.SLOWER
-        return Verdict.SAME if found.low >= 1.0 / most and found.high <= most else Verdict.UNCLEAR
+        """Returns the verdict on B against A."""
+        return stats.verdict_on_ratios(self.ratios, self.tolerance)
 
 
 @dataclass
