@@ -5,7 +5,8 @@
 
 Times are of the GPU, medians of --samples turns of the compared forms, each --calls calls in a CUDA graph:
 - chunks: torch.mm of 1 to 8 chunks of as many shares each, for --ranks ranks, over torch.mm of the whole.
-- gates: the planned chunks, each behind an event of another stream, which has set 4 bytes; in us for each.
+- gates: the planned chunks, each behind a wait for a signal of another rank of this GPU, which has come:
+  us of a wait.
 - copies: the whole, while as many bytes are copied as the other ranks' shards have, within the GPU or from
   the host (as many of them as fit).
 - one rank: the fused calls of a communicator of one rank over torch.mm, also called one by one (eager).
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from streams import Ranks, prepare
 
 import unisono
 import unisono.torch as ut
@@ -105,15 +107,6 @@ class Case:
         for panel in panels:
             self.chunk(panel)
 
-    def gated(self, side: Any, flag: torch.Tensor) -> None:
-        here = torch.cuda.current_stream()
-        side.wait_stream(here)
-        for panel in self.panels:
-            with torch.cuda.stream(side):
-                flag.zero_()
-            here.wait_stream(side)
-            self.chunk(panel)
-
     def beside(self, side: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         here = torch.cuda.current_stream()
         side.wait_stream(here)
@@ -123,11 +116,46 @@ class Case:
         here.wait_stream(side)
 
 
+class Gates:
+    """Two ranks: one multiplies chunks when the puts of the other have come."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked = asked
+        self.ranks = Ranks(2)
+        self.windows = self.ranks.comms.each(lambda comm: comm.window(256))
+        self.word = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def round(self, case: Case, gated: bool, rank: int) -> None:
+        window, stream = self.windows[rank], torch.cuda.current_stream()
+        panels = case.panels * self.asked.calls
+        window.begin(stream=stream)
+        if rank == 1:
+            for _ in panels:
+                window.put_signal(self.word, 0, 0, stream=stream)
+            return
+        window.wait_signals([1], len(panels), stream=stream)
+        for count, panel in enumerate(panels, 1):
+            if gated:
+                window.wait_signals([1], count, stream=stream)
+            case.chunk(panel)
+
+    def gap_us(self, case: Case) -> float:
+        """Returns what a wait costs."""
+        graphs = [self.ranks.capture(partial(self.round, case, gated), 1) for gated in (False, True)]
+        gaps = []
+        for turn in range(self.asked.samples + 1):
+            without, gated = map(self.ranks.replay, graphs)
+            if turn:
+                gaps.append((gated - without) / (len(case.panels) * self.asked.calls))
+        return statistics.median(gaps)
+
+
 class Bench:
     """What is measured, and the results."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
+        self.gates = Gates(asked)
         self.results: list[dict[str, Any]] = []
         self.side = torch.cuda.Stream(priority=-1)
 
@@ -142,7 +170,6 @@ class Bench:
             yield Case(self.asked, name, collective, 8192, k, n)
 
     def chunks(self) -> None:
-        flag = torch.zeros(1, dtype=torch.int32, device="cuda")
         llama = (Case(self.asked, name, by, m, k, n) for name, by, k, n in LLAMA for m in ROWS)
         for case in chain(self.squares(), llama):
             whole, *others = timed(self.asked, [partial(case.chunks, cut) for cut in case.cuts])
@@ -150,9 +177,7 @@ class Bench:
             about = {**case.about, "planned": len(case.panels)}
             self.add("chunks", about, whole_us=whole, **ratios)
             if len(case.panels) > 1:
-                forms = [partial(case.chunks, case.panels), partial(case.gated, self.side, flag)]
-                ungated, gated = timed(self.asked, forms)
-                self.add("gates", about, gap_us=(gated - ungated) / len(case.panels))
+                self.add("gates", about, gap_us=self.gates.gap_us(case))
 
     def copies(self) -> None:
         for case in self.squares():
@@ -208,6 +233,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=15)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    prepare()
     bench, began = Bench(asked), time.monotonic()
     with unisono.init(rank=0, size=1, device=0) as comm:
         bench.chunks()

@@ -167,6 +167,13 @@ Borders borders_of(const Plan::Host& host, bool reached) {
   return {.one_shot = 64 * kKiB / n, .two_shot = through, .push = through, .push_of_pair = through / 4};
 }
 
+// Returns up to how many bytes one step pays among `ranks` ranks, if it pays up to `bytes` among `measured`:
+// a rank sends as much to its peers together (docs/notes/gpu-kernels.md).
+std::size_t one_step_bytes(std::size_t bytes, int measured, int ranks) {
+  if (bytes == kRest || measured == ranks || ranks == 1) return bytes;
+  return bytes * static_cast<std::size_t>(measured - 1) / static_cast<std::size_t>(ranks - 1);
+}
+
 }  // namespace
 
 // The built-in table, measured on 2 cores with 2, 3, 4 and 8 ranks (DESIGN.md, "Plans"): packets while a
@@ -223,7 +230,11 @@ Plan Plan::of_gpu(std::string_view card, int ranks) {
   }
   std::vector<Entry> entries;
   for (const Row& row : kTables)
-    if (row.card == of && row.ranks == (fewest ? fewest : most)) entries.push_back(row.entry);
+    if (row.card == of && row.ranks == (fewest ? fewest : most)) {
+      entries.push_back(row.entry);
+      if (form_of(row.entry.algorithm) == Algorithm::one_shot)
+        entries.back().up_to_bytes = one_step_bytes(row.entry.up_to_bytes, row.ranks, ranks);
+    }
   Plan plan(Level::device);
   plan.set(entries);
   return plan;

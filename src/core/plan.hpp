@@ -48,7 +48,8 @@ class Plan {
   static Plan of_fabric();
   static Plan of_fabric_gpu();  // for GPU memory, which one algorithm of one collective takes
   // For memory of GPUs named `card` (cudaDeviceProp::name): the table of src/core/plans/ for it, or for the
-  // card that all tables are of by default, with the fewest ranks from `ranks` on, else the most.
+  // card that all tables are of by default, with the fewest ranks from `ranks` on, else the most. Borders of
+  // one step are moved by the peers.
   static Plan of_gpu(std::string_view card, int ranks);
   static bool has_table(std::string_view card);  // one of its own: all such cards are joined by NVLink
   // For more GPUs of one machine than packets, lines and copy engines take.

@@ -51,16 +51,10 @@ Algorithm GpuCommunicator::choose(Collective collective, std::size_t bytes, bool
 }
 
 // Without a row in the table, which those of 2 and 4 GPUs have: up to 1 MiB as an all_reduce of as many
-// bytes. The rest after an all_reduce takes all SMs, where a fused kernel has no more than its ranks may
-// take: with fewer, only few bytes for each of its blocks are fused (docs/notes/fused.md). two_shot: an
-// all_reduce, then the rest.
+// bytes. two_shot: an all_reduce, then the rest.
 Algorithm GpuCommunicator::choose_norm(std::size_t bytes) const {
-  constexpr std::size_t kMostFused = std::size_t{1} << 20, kMostOfBlock = std::size_t{28} << 10;
+  constexpr std::size_t kMostFused = std::size_t{1} << 20;
   if (size() > cuda::kFewRanks) return Algorithm::two_shot;
-  const int blocks = engine_->most_blocks();
-  if (blocks < cuda::kMostBlocks &&
-      bytes * static_cast<std::size_t>(size()) > kMostOfBlock * static_cast<std::size_t>(blocks))
-    return Algorithm::two_shot;
   Algorithm chosen = gpu_plan_.listed(Collective::all_reduce_rms_norm, bytes, false);
   if (chosen == Algorithm::automatic)
     chosen =

@@ -339,8 +339,22 @@ TEST(Plan, OfGpusGoesByCardAndRanks) {
     return chosen;
   };
   EXPECT_NE(choices("NVIDIA H200", 2), choices("NVIDIA H200", 4));
-  EXPECT_EQ(choices("NVIDIA H200", 3), choices("NVIDIA H200", 4));  // the table for the next more ranks
   EXPECT_EQ(choices("an unknown card", 2), choices("NVIDIA H200", 2));
+}
+
+TEST(Plan, OneStepPaysForAsManyBytesToAllPeers) {
+  // the most bytes in one step; 3 and 8 ranks have the table of 4
+  auto border = [](Collective collective, int ranks) {
+    const Plan plan = Plan::of_gpu("NVIDIA H200", ranks);
+    std::size_t bytes = 1;
+    while (form_of(plan.choose(collective, bytes, false)) == Algorithm::one_shot) ++bytes;
+    return bytes - 1;
+  };
+  for (const Collective collective : {Collective::all_reduce, Collective::all_reduce_rms_norm}) {
+    const std::size_t of_four = border(collective, 4);
+    EXPECT_EQ(border(collective, 3), of_four * 3 / 2);
+    EXPECT_EQ(border(collective, 8), of_four * 3 / 7);
+  }
 }
 
 TEST(Plan, AShapeIsThatOfItsAlgorithm) {

@@ -109,7 +109,7 @@ def test_rows_that_a_block_holds_in_registers() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "one_shot_ll128"])
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_sums_that_blocks_hold_in_registers(n: int, algorithm: str) -> None:
     """Clusters of 8 to 1 blocks, on GPUs of their own and on one; more rows than clusters. Of 7504 elements
     one block has two messages of lines, the other one."""

@@ -20,14 +20,9 @@ constexpr int kFewestThreads = 256, kMostFinishing = 1024;
 constexpr std::size_t kFewRows = 256;  // of a kernel with a block of so many threads for each
 constexpr std::size_t kFewestOwned =
     10;  // rows of an owner for which a second step pays (docs/notes/fused.md)
+constexpr std::size_t kMostOfBlock = std::size_t{14} << 10;  // bytes of all ranks, where blocks are few
 
 std::uintptr_t number(const void* at) { return reinterpret_cast<std::uintptr_t>(at); }
-
-bool runs_apart(Communicator::Impl& impl, const Task& task, Algorithm planned) {
-  if (task.ranks > cuda::kFewRanks || !impl.machine() || task.call.algorithm == NormAlgorithm::apart)
-    return true;
-  return task.call.algorithm == NormAlgorithm::automatic && !is_packets(planned) && !is_lines(planned);
-}
 
 // Returns where the sums of an all_reduce go: an output whose bytes are as many, and that is no input of the
 // kernel.
@@ -58,9 +53,9 @@ gpu::Work work_of(const Task& task) {
           .whole = places % vector == 0 && number(call.out) % out_vector == 0};
 }
 
-// Returns whether a kernel may hold rows in registers.
-bool in_registers(const gpu::Work& work) {
-  return work.hidden > gpu::kNotShort && work.hidden <= gpu::kMostShort && work.whole && !work.layer;
+// Returns whether a kernel may hold rows in registers, if they are whole: alike on all ranks.
+bool short_rows(const NormCall& call, host::Norm kind) {
+  return call.hidden > gpu::kNotShort && call.hidden <= gpu::kMostShort && kind == host::Norm::rms;
 }
 
 // Returns the bytes of a share of a row in shared memory, if those of `rows` rows fit; else 0.
@@ -75,7 +70,7 @@ void finish(cuda::Engine& engine, const Task& task, const byte* sums) {
   finish.work.whole = finish.work.whole && number(sums) % (8 * size_of(task.call.dtype)) == 0;
   const std::size_t hidden = task.call.hidden, rows = task.call.rows;
   const bool few = hidden > gpu::kNotShort && rows <= kFewRows;
-  if (rows <= kFewRows && in_registers(finish.work))
+  if (rows <= kFewRows && finish.work.whole && short_rows(task.call, task.kind))
     return engine.start(gpu::short_rows_kernel(task.call.dtype, task.call.quant, hidden), &finish,
                         {.blocks = static_cast<int>(rows), .threads = kFewestThreads}, task.call.stream);
   // many threads for the time of a few rows, few for the rate of many
@@ -106,67 +101,115 @@ void run_apart(Communicator::Impl& impl, cuda::Engine& engine, const Task& task)
 }
 
 // Returns how many blocks of a cluster share a row, alike on all ranks: whole words, of which messages are
-// made. Clusters that leave a quarter of the blocks free are faster than twice as large ones
+// made. Clusters that leave a quarter of a GPU free are faster than twice as large ones
 // (docs/notes/fused.md).
 unsigned cluster_of(const Task& task, std::size_t rows, std::size_t most_blocks) {
   const std::size_t hidden = task.call.hidden;
+  const std::size_t most = std::min<std::size_t>(most_blocks, 3 * cuda::kMostBlocks / 4);
   unsigned cluster = task.row_bytes % cuda::kPacketBytes == 0 ? 8 : 1;
   const auto pays = [&] {
-    return 4 * rows * cluster <= 3 * most_blocks && task.row_bytes >= cluster * kLeastPart &&
+    return rows * cluster <= most && task.row_bytes >= cluster * kLeastPart &&
            norm::kPartials - norm::kPartials / cluster < hidden;
   };
   while (cluster > 1 && !pays()) cluster /= 2;
   return cluster;
 }
 
-void run_fused(Communicator::Impl& impl, cuda::Engine& engine, const Task& task, Algorithm planned) {
+// How a call is cut in one kernel, alike on all ranks.
+struct Cut {
+  bool lines, two_steps;
+  std::size_t steps, at_a_time;  // rows: of a rank, of all ranks together in a step
+  unsigned cluster, bits;
+  unsigned row_bytes;  // of a share in shared memory, or 0
+  int threads;
+  std::size_t piece_bytes, teams;
+  unsigned messages;  // of a share
+};
+
+Cut cut_of(const Task& task, const cuda::Engine& engine, Algorithm algorithm) {
+  Cut cut{};
+  cut.lines = is_lines(algorithm);
+  cut.two_steps = form_of(algorithm) == Algorithm::two_shot &&
+                  (task.call.algorithm != NormAlgorithm::automatic || task.owned_by(0).count >= kFewestOwned);
+  cut.steps = cut.two_steps ? task.owned_by(0).count : task.call.rows;
+  cut.at_a_time = cut.two_steps ? static_cast<std::size_t>(task.ranks) : 1;
+  const auto most_blocks = static_cast<std::size_t>(engine.most_blocks());
+  cut.cluster = cluster_of(task, cut.steps, engine.clusters() ? most_blocks : 0);
+  cut.bits = gpu::kRowBits - static_cast<unsigned>(std::countr_zero(cut.cluster));
+  const gpu::Share largest(0, cut.bits, static_cast<unsigned>(task.call.hidden));
+  cut.row_bytes = held_bytes(task, largest.count, cut.at_a_time);
+  const std::size_t of_thread = cut.lines ? cuda::kLineUnit : cuda::kPacketBytes;
+  const std::size_t share_bytes = largest.count * size_of(task.call.dtype);
+  const std::size_t wanted = round_up((share_bytes + of_thread - 1) / of_thread, 32);
+  cut.threads = std::clamp(static_cast<int>(wanted), kFewestThreads, cuda::kMaxThreads);
+  cut.piece_bytes = static_cast<std::size_t>(cut.threads) * of_thread;
+  cut.teams = std::min(cut.steps, most_blocks / cut.cluster);
+  cut.messages = static_cast<unsigned>((share_bytes + cut.piece_bytes - 1) / cut.piece_bytes);
+  return cut;
+}
+
+// Returns the kernel that holds a call's rows in registers, or null.
+const void* kernel_in_registers(const Task& task, const Cut& cut, const gpu::Form& form) {
+  if (cut.two_steps || cut.teams != task.call.rows || cut.row_bytes == 0 || !short_rows(task.call, task.kind))
+    return nullptr;
+  const auto short_kernel = cut.lines ? gpu::short_one_step_by_lines : gpu::short_one_step_by_packets;
+  return short_kernel(form, cut.cluster, cut.messages);
+}
+
+// Returns the algorithm that a call takes: packets or lines in one kernel, or any other for the calls apart.
+// Alike on all ranks. planned: of an automatic call.
+//
+// The rest after an all_reduce takes all SMs, where a fused kernel has no more than its ranks may take. With
+// few, it pays if it holds rows in registers, and else if its blocks have few bytes (docs/notes/fused.md).
+Algorithm algorithm_of(Communicator::Impl& impl, const Task& task, Algorithm planned) {
+  if (task.ranks > cuda::kFewRanks || !impl.machine()) return Algorithm::automatic;
+  switch (task.call.algorithm) {
+    case NormAlgorithm::automatic: break;
+    case NormAlgorithm::one_shot: return Algorithm::one_shot_packets;
+    case NormAlgorithm::one_shot_ll128: return Algorithm::one_shot_ll128;
+    case NormAlgorithm::two_shot: return Algorithm::two_shot_packets;
+    case NormAlgorithm::two_shot_ll128: return Algorithm::two_shot_ll128;
+    case NormAlgorithm::apart: return Algorithm::automatic;
+  }
+  const cuda::Engine& engine = *impl.gpu();
+  const bool fused = is_packets(planned) || is_lines(planned);
+  if (engine.most_blocks() >= cuda::kMostBlocks || (!fused && !engine.nvlink())) return planned;
+  const Algorithm in_one = fused ? planned : Algorithm::one_shot_ll128;
+  const Cut cut = cut_of(task, engine, in_one);
+  if (kernel_in_registers(task, cut, {cut.lines, true, task.ranks, task.call.dtype})) return in_one;
+  const std::size_t of_block = task.call.rows * task.row_bytes * static_cast<std::size_t>(task.ranks) /
+                               static_cast<std::size_t>(engine.most_blocks());
+  return fused && of_block <= kMostOfBlock ? in_one : Algorithm::automatic;
+}
+
+bool runs_apart(Algorithm algorithm) { return !is_packets(algorithm) && !is_lines(algorithm); }
+
+void run_fused(Communicator::Impl& impl, cuda::Engine& engine, const Task& task, Algorithm algorithm) {
   const NormCall& call = task.call;
-  const int most_blocks = engine.take(call.stream);
-  const bool asked = call.algorithm != NormAlgorithm::automatic;
-  const bool lines = asked ? call.algorithm == NormAlgorithm::one_shot_ll128 ||
-                                 call.algorithm == NormAlgorithm::two_shot_ll128
-                           : is_lines(planned);
-  const bool two_steps =
-      asked ? call.algorithm == NormAlgorithm::two_shot || call.algorithm == NormAlgorithm::two_shot_ll128
-            : form_of(planned) == Algorithm::two_shot && task.owned_by(0).count >= kFewestOwned;
-  const std::size_t steps = two_steps ? task.owned_by(0).count : call.rows;
-  const std::size_t at_a_time = two_steps ? static_cast<std::size_t>(task.ranks) : 1;
-  const unsigned cluster =
-      cluster_of(task, steps, engine.clusters() ? static_cast<std::size_t>(most_blocks) : 0);
-  const auto bits = gpu::kRowBits - static_cast<unsigned>(std::countr_zero(cluster));
-  const gpu::Share largest(0, bits, static_cast<unsigned>(call.hidden));
-  gpu::SumAndFinish of{.x = engine.exchange_of(Collective::all_reduce_rms_norm, lines, impl.calls()),
+  engine.take(call.stream);
+  const Cut cut = cut_of(task, engine, algorithm);
+  gpu::SumAndFinish of{.x = engine.exchange_of(Collective::all_reduce_rms_norm, cut.lines, impl.calls()),
                        .work = work_of(task),
                        .rows = task.x(0),
                        .count = call.rows,
-                       .steps = static_cast<unsigned>(steps),
-                       .cluster = cluster,
-                       .bits = bits,
-                       .row_bytes = held_bytes(task, largest.count, at_a_time)};
+                       .steps = static_cast<unsigned>(cut.steps),
+                       .cluster = cut.cluster,
+                       .bits = cut.bits,
+                       .row_bytes = cut.row_bytes};
   for (int p = 0; p < task.ranks - 1; ++p) of.x.gives.add(p, task.rank);
-  if (two_steps) of.x.passes = of.x.gives;
-  const std::size_t of_thread = lines ? cuda::kLineUnit : cuda::kPacketBytes;
-  const std::size_t share_bytes = largest.count * size_of(call.dtype);
-  const std::size_t wanted = round_up((share_bytes + of_thread - 1) / of_thread, 32);
-  const int threads = std::clamp(static_cast<int>(wanted), kFewestThreads, cuda::kMaxThreads);
-  of.x.piece_bytes = static_cast<unsigned>(static_cast<std::size_t>(threads) * of_thread);
-  const std::size_t teams = std::min(steps, static_cast<std::size_t>(most_blocks) / cluster);
+  if (cut.two_steps) of.x.passes = of.x.gives;
+  of.x.piece_bytes = static_cast<unsigned>(cut.piece_bytes);
   const bool whole = (number(call.x) | number(call.residual) | number(call.residual_out) | task.row_bytes) %
                          cuda::kPacketBytes ==
                      0;
-  const gpu::Form form{lines, whole, task.ranks, call.dtype};
-  const void* kernel = nullptr;
-  if (!two_steps && teams == call.rows && of.row_bytes > 0 && in_registers(of.work)) {
-    const auto messages = static_cast<unsigned>((share_bytes + of.x.piece_bytes - 1) / of.x.piece_bytes);
-    const auto short_kernel = lines ? gpu::short_one_step_by_lines : gpu::short_one_step_by_packets;
-    kernel = short_kernel(form, cluster, messages);
-  }
-  if (kernel == nullptr) kernel = (two_steps ? gpu::two_steps_kernel : gpu::one_step_kernel)(form);
+  const gpu::Form form{cut.lines, whole, task.ranks, call.dtype};
+  const void* kernel = of.work.whole ? kernel_in_registers(task, cut, form) : nullptr;
+  if (kernel == nullptr) kernel = (cut.two_steps ? gpu::two_steps_kernel : gpu::one_step_kernel)(form);
   engine.start(kernel, &of,
-               {.blocks = static_cast<int>(teams * cluster),
-                .threads = threads,
-                .cluster = cluster,
-                .shared_bytes = at_a_time * of.row_bytes},
+               {.blocks = static_cast<int>(cut.teams * cut.cluster),
+                .threads = cut.threads,
+                .cluster = cut.cluster,
+                .shared_bytes = cut.at_a_time * of.row_bytes},
                call.stream);
 }
 
@@ -192,10 +235,7 @@ void check_for_gpu(Communicator::Impl& impl, const Task& task) {
     throw UsageError(std::string(name_of(call.algorithm)) +
                      " needs peer access over NVLink: use one_shot or two_shot, or leave the algorithm out.");
   if (call.quant != NormQuant::none && call.residual_out == call.residual && call.rows > 0 &&
-      task.ranks > 1 &&
-      runs_apart(impl, task,
-                 impl.choose(Collective::all_reduce_rms_norm, call.rows * task.row_bytes, false,
-                             Memory::device, false)))
+      task.ranks > 1 && runs_apart(algorithm_of(impl, task, by_plan(impl, task))))
     throw UsageError(
         "residual_out is residual, which a norm with quant apart from the all_reduce cannot take: give it "
         "memory of its own.");
@@ -204,8 +244,9 @@ void check_for_gpu(Communicator::Impl& impl, const Task& task) {
 void run_on_gpu(Communicator::Impl& impl, const Task& task, Algorithm planned) {
   cuda::Engine& engine = *impl.gpu();
   const cuda::OnDevice on(engine.device());
-  if (task.ranks == 1 || runs_apart(impl, task, planned)) run_apart(impl, engine, task);
-  else run_fused(impl, engine, task, planned);
+  const Algorithm algorithm = algorithm_of(impl, task, planned);
+  if (task.ranks == 1 || runs_apart(algorithm)) run_apart(impl, engine, task);
+  else run_fused(impl, engine, task, algorithm);
 }
 
 void load_for_gpu(Communicator::Impl& impl) {

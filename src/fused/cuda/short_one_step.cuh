@@ -183,8 +183,9 @@ const void* short_of_shares(unsigned shares, unsigned messages) {
   if constexpr (Framing::kBulk && sizeof(T) == 2 && kMost < kMostPeers) {  // more peers leave no registers
     if (shares == 1 && messages == 2) return short_address<T, Framing, kMost, 1, 2>();
     if (shares == 2 && messages == 2) return short_address<T, Framing, kMost, 2, 2>();
-    if (shares == 2 && messages == 1) return short_address<T, Framing, kMost, 2, 1>();
   }
+  if constexpr (Framing::kBulk && sizeof(T) == 2)
+    if (shares == 2 && messages == 1) return short_address<T, Framing, kMost, 2, 1>();
   if (shares == 4 && messages == 1) return short_address<T, Framing, kMost, 4, 1>();
   return shares == 8 && messages == 1 ? short_address<T, Framing, kMost, 8, 1>() : nullptr;
 }

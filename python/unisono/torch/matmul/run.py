@@ -83,11 +83,15 @@ def _panels(
 
 def flat(x: torch.Tensor, dim: int) -> torch.Tensor:
     """Returns x as a matrix, with rows in the order of axis `dim` first."""
+    if x.dim() == 2:
+        return x
     return x.movedim(dim, 0).reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def shaped(rows: torch.Tensor, like: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
     """Returns rows in the axes of `like`, whose axis `dim` has another extent here."""
+    if like.dim() == 2:
+        return rows
     rest = like.movedim(dim, 0).shape[1:-1]
     return rows.view(extent, *rest, rows.shape[-1]).movedim(0, dim)
 
@@ -100,7 +104,7 @@ def share(extent: int, comm: Communicator) -> int:
 
 def _owned(x: torch.Tensor, dim: int, extent: int, comm: Communicator) -> plan.Ranges:
     """Returns each rank's rows of a matrix as `flat` makes it of x with that extent of axis `dim`."""
-    unit = math.prod(x.movedim(dim, 0).shape[1:-1])
+    unit = math.prod(x.shape[:dim]) * math.prod(x.shape[dim + 1 : -1])
     return plan.shares(extent * unit, comm.size, unit)
 
 
@@ -142,25 +146,27 @@ def _gathered(
         return overlap.gathered(comm, a, bs, owned, panels, matmul, keep)
     whole = a if comm.size == 1 else a.new_empty(rows, a.shape[1])
     products = [a.new_empty(rows, b.shape[1]) for b in bs]
+    if len(panels) == 1:
+        _gather(comm, a, whole, owned)
+        for operand, (b, product) in enumerate(zip(bs, products, strict=True)):
+            matmul(whole, b, product, Chunk(0, operand, slice(0, rows), slice(0, b.shape[1])))
+        return whole, products
     orders = plan.orders(panels, owned)
     with _Beside(comm, a) as beside:
-        if comm.size > 1 and len(panels) > 1:
+        if comm.size > 1:
             with beside.collectives():
                 whole[slice_of(mine)] = a
         for step, panel in enumerate(orders[me]):
             inside = plan.overlap(panel, mine) == panel
             with beside.collectives():
-                if len(panels) == 1:
-                    _gather(comm, a, whole, owned)
-                else:
-                    _exchange(
-                        comm,
-                        [
-                            (a[part_of(plan.overlap(orders[r][step], mine), mine)], r)
-                            for r in overlap.others(comm)
-                        ],
-                        [(whole[slice_of(plan.overlap(panel, owned[q]))], q) for q in overlap.others(comm)],
-                    )
+                _exchange(
+                    comm,
+                    [
+                        (a[part_of(plan.overlap(orders[r][step], mine), mine)], r)
+                        for r in overlap.others(comm)
+                    ],
+                    [(whole[slice_of(plan.overlap(panel, owned[q]))], q) for q in overlap.others(comm)],
+                )
             if not inside:
                 beside.join()
             source = a[part_of(panel, mine)] if inside else whole[slice_of(panel)]
@@ -280,19 +286,22 @@ def matmul_all_reduce(
         out = a.new_empty(a.shape[0], b.shape[1])
         _gather(comm, overlap.scattered(comm, a, b, owned, panels, matmul, "sum"), out, owned)
         return (out, None) if norm is None else _tail(comm, out, norm)
-    rows, columns = range(a.shape[0]), range(b.shape[1])
-    out = a.new_empty(len(rows), len(columns))
+    rows, columns = slice(0, a.shape[0]), slice(0, b.shape[1])
+    out = a.new_empty(a.shape[0], b.shape[1])
     residual_out = None if norm is None else torch.empty_like(out)
     parts = []  # kept until the other stream is done with them
     with _Beside(comm, a) as beside:
         for index, panel in enumerate(panels):
-            if split == "m":
+            if len(panels) == 1:
+                part = out
+                matmul(a, b, part, Chunk(0, 0, rows, columns))
+            elif split == "m":
                 part = out[slice_of(panel)]
-                matmul(a[slice_of(panel)], b, part, Chunk(index, 0, slice_of(panel), slice(0, len(columns))))
+                matmul(a[slice_of(panel)], b, part, Chunk(index, 0, slice_of(panel), columns))
             else:
-                part = out if len(panels) == 1 else out.new_empty(len(rows), len(panel))
+                part = out.new_empty(a.shape[0], len(panel))
                 parts.append(part)
-                matmul(a, b[:, slice_of(panel)], part, Chunk(index, 0, slice(0, len(rows)), slice_of(panel)))
+                matmul(a, b[:, slice_of(panel)], part, Chunk(index, 0, rows, slice_of(panel)))
             with beside.collectives(after_matmuls=True):
                 if norm is not None and split == "m":
                     assert residual_out is not None
@@ -300,7 +309,7 @@ def matmul_all_reduce(
                     continue
                 if comm.size > 1:
                     comm.all_reduce(part, out=part)
-                if part is not out and split == "n":
+                if split == "n" and part is not out:
                     out[:, slice_of(panel)] = part
     return _tail(comm, out, norm) if norm is not None and split == "n" else (out, residual_out)
 
