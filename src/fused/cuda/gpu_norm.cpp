@@ -115,15 +115,16 @@ unsigned cluster_of(const Task& task, std::size_t rows, std::size_t most_blocks)
   return cluster;
 }
 
-// How a call is cut in one kernel, alike on all ranks.
+// The shape of one kernel for a call, alike on all ranks.
 struct Cut {
   bool lines, two_steps;
-  std::size_t steps, at_a_time;  // rows: of a rank, of all ranks together in a step
-  unsigned cluster, bits;
-  unsigned row_bytes;  // of a share in shared memory, or 0
-  int threads;
-  std::size_t piece_bytes, teams;
-  unsigned messages;  // of a share
+  std::size_t steps;      // as SumAndFinish has them
+  std::size_t at_a_time;  // rows that a cluster finishes in a step: one of each owner
+  unsigned cluster, bits, row_bytes;
+  int threads;              // of a block
+  std::size_t piece_bytes;  // of a message
+  std::size_t teams;        // clusters
+  unsigned messages;        // of a share
 };
 
 Cut cut_of(const Task& task, const cuda::Engine& engine, Algorithm algorithm) {
