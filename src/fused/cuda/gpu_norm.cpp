@@ -163,7 +163,7 @@ const void* kernel_in_registers(const Task& task, const Cut& cut, const gpu::For
 // The rest after an all_reduce takes all SMs, where a fused kernel has no more than its ranks may take. With
 // few, it pays if it holds rows in registers, and else if its blocks have few bytes (docs/notes/fused.md).
 Algorithm algorithm_of(Communicator::Impl& impl, const Task& task, Algorithm planned) {
-  if (task.ranks > cuda::kFewRanks || !impl.machine()) return Algorithm::automatic;
+  if (task.ranks == 1 || task.ranks > cuda::kFewRanks || !impl.machine()) return Algorithm::automatic;
   switch (task.call.algorithm) {
     case NormAlgorithm::automatic: break;
     case NormAlgorithm::one_shot: return Algorithm::one_shot_packets;
@@ -246,7 +246,7 @@ void run_on_gpu(Communicator::Impl& impl, const Task& task, Algorithm planned) {
   cuda::Engine& engine = *impl.gpu();
   const cuda::OnDevice on(engine.device());
   const Algorithm algorithm = algorithm_of(impl, task, planned);
-  if (task.ranks == 1 || runs_apart(algorithm)) run_apart(impl, engine, task);
+  if (runs_apart(algorithm)) run_apart(impl, engine, task);
   else run_fused(impl, engine, task, algorithm);
 }
 
