@@ -34,12 +34,13 @@ enum class Does { copies, seems_fast, refuses, stops, ends_the_process };
 
 // Shared by both processes.
 struct Shared {
-  std::atomic<int> writes = 0;  // that have begun
+  std::atomic<int> reads = 0, writes = 0;  // that have begun
   std::atomic<bool> interrupted = false;
 };
 Shared* shared = nullptr;  // none: the kernel copies
 Does reading = Does::copies, writing = Does::copies;
 bool reads_after_writes = false;      // a read begins when a write has
+bool writes_after_reads = false;      // a write begins when a read has
 bool writes_after_interrupt = false;  // a write begins when the other end has given up
 
 ssize_t as(Does does, const std::function<ssize_t()>& copy) {
@@ -60,12 +61,14 @@ extern "C" {
 ssize_t process_vm_readv(pid_t pid, const iovec* here, unsigned long heres, const iovec* there,
                          unsigned long theres, unsigned long flags) {
   if (reading == Does::seems_fast && here->iov_len == kLook) return kLook;
+  if (shared) ++shared->reads;
   if (reads_after_writes) wait_for([] { return shared->writes > 0; });
   return as(reading, [&] { return ::syscall(SYS_process_vm_readv, pid, here, heres, there, theres, flags); });
 }
 ssize_t process_vm_writev(pid_t pid, const iovec* here, unsigned long heres, const iovec* there,
                           unsigned long theres, unsigned long flags) {
   if (shared) ++shared->writes;
+  if (writes_after_reads) wait_for([] { return shared->reads > 0; });
   if (writes_after_interrupt) {
     wait_for([] { return shared->interrupted.load(); });
     ::usleep(20000);  // a receive that does not wait for this would have ended
@@ -167,7 +170,7 @@ void on_both(const std::function<void(Rank&)>& sender, const std::function<void(
   });
   play(0, receiver, child.pid());
   reading = writing = Does::copies;
-  reads_after_writes = writes_after_interrupt = false;
+  reads_after_writes = writes_after_reads = writes_after_interrupt = false;
   if (possible) { EXPECT_EQ(child.wait(), status); }
   child.wait();
   ::munmap(memory, sizeof(Shared));
@@ -364,6 +367,7 @@ TEST(SharedMessage, OfARankThatStopsIsLate) {
         } catch (const TimeoutError&) {}
       },
       [&](Rank& rank) {
+        writes_after_reads = true;  // or the sender might write all of it
         const Bytes x(kBytes);
         late(rank, from(x), Collective::send);
       });
