@@ -29,7 +29,6 @@ communicator's calls; on a GPU the next call or `comm.synchronize` raises what g
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -38,6 +37,8 @@ from ..._core import Communicator
 from ...errors import UsageError
 from . import ops, overlap, run
 from .chunk import Chunk, Matmul, torch_mm
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # types of tensors that need no custom op
 
 __all__ = ["Chunk", "fused_all_gather_matmul", "fused_matmul_reduce_scatter", "matmul_all_reduce", "reserve"]
 
@@ -98,10 +99,8 @@ def fused_all_gather_matmul(
         A, products = ops.all_gather_matmul(A_shard, list(Bs), id(comm), dim, gathered, number)
     else:
         extent = A_shard.shape[dim] * comm.size if gathered is None else gathered
-        with torch.no_grad():
-            A, products = run.all_gather_matmul(
-                comm, A_shard, Bs, dim, extent, number, matmul or torch_mm, keep=return_A
-            )
+        by = _without_gradients(matmul)
+        A, products = run.all_gather_matmul(comm, A_shard, Bs, dim, extent, number, by, keep=return_A)
     return A if return_A else None, products
 
 
@@ -140,8 +139,7 @@ def fused_matmul_reduce_scatter(
     number = _chunks(chunks)
     if _by_op(matmul, A, B):
         return ops.matmul_reduce_scatter(A, B, id(comm), dim, op, number)
-    with torch.no_grad():
-        return run.matmul_reduce_scatter(comm, A, B, dim, op, number, matmul or torch_mm)
+    return run.matmul_reduce_scatter(comm, A, B, dim, op, number, _without_gradients(matmul))
 
 
 def matmul_all_reduce(
@@ -179,7 +177,7 @@ def matmul_all_reduce(
         raise UsageError(f"split {split!r} is unknown: use m (rows), n (columns), or leave it out.")
     if (residual is None) != (weight is None):
         raise UsageError("residual and weight go together: give both, or neither.")
-    flat = A.reshape(math.prod(A.shape[:-1]), A.shape[-1])
+    flat = run.flat(A, 0)
     shape = (*A.shape[:-1], B.shape[1])
     number, by = _chunks(chunks), split or ""
     norm = None
@@ -192,11 +190,9 @@ def matmul_all_reduce(
                 )
         norm = (residual.reshape(flat.shape[0], shape[-1]), weight, float(eps))
     if not _by_op(matmul, A, B, *(norm[:2] if norm is not None else ())):
-        with torch.no_grad():
-            own = None if norm is None else (norm[0].contiguous(), norm[1].contiguous(), norm[2])
-            out, residual_out = run.matmul_all_reduce(
-                comm, flat.contiguous(), B, by, number, own, matmul or torch_mm
-            )
+        own = None if norm is None else (norm[0].contiguous(), norm[1].contiguous(), norm[2])
+        multiply = _without_gradients(matmul)
+        out, residual_out = run.matmul_all_reduce(comm, flat.contiguous(), B, by, number, own, multiply)
     elif norm is not None:
         out, residual_out = ops.matmul_all_reduce_rms_norm(flat, B, *norm, id(comm), by, number)
     else:
@@ -239,10 +235,14 @@ def _by_op(matmul: Matmul | None, *tensors: torch.Tensor) -> bool:
     longer."""
     needs_grad = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
     if matmul is None:
-        plain = all(type(one) in (torch.Tensor, torch.nn.Parameter) for one in tensors)
-        return needs_grad or torch.compiler.is_compiling() or not plain
+        return needs_grad or torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, tensors))
     if needs_grad:
         raise UsageError(
             "a matmul of the caller's has no gradient: leave matmul= out, or call within torch.no_grad()."
         )
     return False
+
+
+def _without_gradients(matmul: Matmul | None) -> Matmul:
+    """Returns the matmul of a call none of whose tensors needs a gradient. The caller's may know others."""
+    return torch_mm if matmul is None else torch.no_grad()(matmul)

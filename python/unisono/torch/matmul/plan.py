@@ -28,6 +28,7 @@ _LEAST_GAIN = 0.98  # of the time before, for more chunks
 _SUM_RATE = 3e6  # of bytes read and written
 
 
+@lru_cache
 def shares(rows: int, ranks: int, unit: int = 1) -> Ranges:
     """Returns each rank's rows, as torch.chunk cuts them: the last ranks may have fewer, or none.
 
@@ -45,6 +46,7 @@ def evenly(extent: range, chunks: int, tile: int = TILE_ROWS) -> Ranges:
     return tuple(extent[begin : begin + size] for begin in range(0, len(extent), size))
 
 
+@lru_cache
 def by_shares(owned: Ranges, chunks: int) -> Ranges:
     """Returns panels of whole shares, or of parts of a share if there are more chunks than ranks."""
     ranks = len(owned)
