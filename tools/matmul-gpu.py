@@ -6,7 +6,7 @@
 Times are of the GPU, medians of --samples turns of the compared forms, each --calls calls in a CUDA graph:
 - chunks: torch.mm of 1 to 8 chunks of as many shares each, for --ranks ranks, over torch.mm of the whole.
 - gates: the planned chunks, each behind a wait for a signal of another rank of this GPU, which has come:
-  us of a wait.
+  us of a wait, beside by how much two runs without waits differ.
 - copies: the whole, while as many bytes are copied as the other ranks' shards have, within the GPU or from
   the host (as many of them as fit).
 - one rank: the fused calls of a communicator of one rank over torch.mm, also called one by one (eager).
@@ -139,15 +139,17 @@ class Gates:
                 window.wait_signals([1], count, stream=stream)
             case.chunk(panel)
 
-    def gap_us(self, case: Case) -> float:
-        """Returns what a wait costs."""
-        graphs = [self.ranks.capture(partial(self.round, case, gated), 1) for gated in (False, True)]
-        gaps = []
+    def gap_us(self, case: Case) -> dict[str, float]:
+        """Returns what a wait costs, and by how much two runs without waits differ."""
+        without, gated = [self.ranks.capture(partial(self.round, case, gated), 1) for gated in (False, True)]
+        waits = len(case.panels) * self.asked.calls
+        gaps, noise = [], []
         for turn in range(self.asked.samples + 1):
-            without, gated = map(self.ranks.replay, graphs)
+            before, waiting, after = map(self.ranks.replay, (without, gated, without))
             if turn:
-                gaps.append((gated - without) / (len(case.panels) * self.asked.calls))
-        return statistics.median(gaps)
+                gaps.append((waiting - (before + after) / 2) / waits)
+                noise.append(abs(after - before) / waits)
+        return {"gap_us": statistics.median(gaps), "noise_us": statistics.median(noise)}
 
 
 class Bench:
@@ -177,7 +179,7 @@ class Bench:
             about = {**case.about, "planned": len(case.panels)}
             self.add("chunks", about, whole_us=whole, **ratios)
             if len(case.panels) > 1:
-                self.add("gates", about, gap_us=self.gates.gap_us(case))
+                self.add("gates", about, **self.gates.gap_us(case))
 
     def copies(self) -> None:
         for case in self.squares():
