@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
 
-class Chunk(NamedTuple):
+@dataclass(slots=True)
+class Chunk:
     """A part of a product, as a `matmul` of the caller's is told."""
 
     index: int  # the how-manieth of this call

@@ -126,9 +126,25 @@ def all_gather_matmul(
             "has another share: give the share that torch.chunk gives."
         )
     rows = flat(a, dim).contiguous()
-    whole, products = _gathered(comm, rows, bs, _owned(a, dim, extent, comm), chunks, matmul, keep)
+    whole: torch.Tensor | None = rows
+    if _only_multiplies(comm, chunks):
+        products = [_product(rows, b, matmul, operand) for operand, b in enumerate(bs)]
+    else:
+        whole, products = _gathered(comm, rows, bs, _owned(a, dim, extent, comm), chunks, matmul, keep)
     together = a if comm.size == 1 or whole is None else shaped(whole, a, dim, extent)
     return together if keep else None, [shaped(product, a, dim, extent) for product in products]
+
+
+def _only_multiplies(comm: Communicator, chunks: int) -> bool:
+    """Returns whether a call is one product and nothing else: that of a rank alone."""
+    return comm.size == 1 and chunks < 2
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, matmul: Matmul, operand: int = 0) -> torch.Tensor:
+    """Returns a @ b, in one chunk. operand: the number of b."""
+    out = a.new_empty(a.shape[0], b.shape[1])
+    matmul(a, b, out, Chunk(0, operand, slice(0, a.shape[0]), slice(0, b.shape[1])))
+    return out
 
 
 def _gathered(
@@ -145,12 +161,10 @@ def _gathered(
     if len(panels) > 1 and overlap.possible(comm, a):
         return overlap.gathered(comm, a, bs, owned, panels, matmul, keep)
     whole = a if comm.size == 1 else a.new_empty(rows, a.shape[1])
-    products = [a.new_empty(rows, b.shape[1]) for b in bs]
     if len(panels) == 1:
         _gather(comm, a, whole, owned)
-        for operand, (b, product) in enumerate(zip(bs, products, strict=True)):
-            matmul(whole, b, product, Chunk(0, operand, slice(0, rows), slice(0, b.shape[1])))
-        return whole, products
+        return whole, [_product(whole, b, matmul, operand) for operand, b in enumerate(bs)]
+    products = [a.new_empty(rows, b.shape[1]) for b in bs]
     orders = plan.orders(panels, owned)
     with _Beside(comm, a) as beside:
         if comm.size > 1:
@@ -204,8 +218,11 @@ def matmul_reduce_scatter(
     comm: Communicator, a: torch.Tensor, b: torch.Tensor, dim: int, op: str, chunks: int, matmul: Matmul
 ) -> torch.Tensor:
     """Returns this rank's share, along axis `dim`, of the sum of all products."""
-    owned = _owned(a, dim, a.shape[dim], comm)
-    own = _scattered(comm, flat(a, dim).contiguous(), b, owned, op, chunks, matmul)
+    rows = flat(a, dim).contiguous()
+    if _only_multiplies(comm, chunks):
+        own = _product(rows, b, matmul)
+    else:
+        own = _scattered(comm, rows, b, _owned(a, dim, a.shape[dim], comm), op, chunks, matmul)
     return shaped(own, a, dim, share(a.shape[dim], comm))
 
 
@@ -222,10 +239,9 @@ def _scattered(
     panels = _panels(comm, a, [b], owned, chunks, gathers=False)
     if len(panels) > 1 and overlap.possible(comm, a):
         return overlap.scattered(comm, a, b, owned, panels, matmul, op)
-    product = a.new_empty(a.shape[0], b.shape[1])
     if len(panels) <= 1:
-        matmul(a, b, product, Chunk(0, 0, slice(0, a.shape[0]), slice(0, b.shape[1])))
-        return _sum_of_shares(comm, product, owned, op)
+        return _sum_of_shares(comm, _product(a, b, matmul), owned, op)
+    product = a.new_empty(a.shape[0], b.shape[1])
     orders = plan.orders(panels, owned, own_last=True)
     landed = _landing(comm, product, owned)
     with _Beside(comm, a) as beside:
@@ -280,6 +296,8 @@ def matmul_all_reduce(
     matmul: Matmul,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Returns the sum of all products and None; or with a norm the normalised rows, and residual_out."""
+    if norm is None and _only_multiplies(comm, chunks):
+        return _product(a, b, matmul), None
     owned = plan.shares(a.shape[0], comm.size)
     split, panels = _cut(comm, a, b, owned, split, chunks)
     if split == "m" and len(panels) > 1 and overlap.possible(comm, a):
