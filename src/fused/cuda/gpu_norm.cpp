@@ -21,6 +21,7 @@ constexpr std::size_t kFewRows = 256;  // of a kernel with a block of so many th
 constexpr std::size_t kFewestOwned =
     10;  // rows of an owner for which a second step pays (docs/notes/fused.md)
 constexpr std::size_t kMostOfBlock = std::size_t{14} << 10;  // bytes of all ranks, where blocks are few
+constexpr std::size_t kLeastOfMany = std::size_t{10} << 10;  // bytes of a row, of more rows than blocks
 
 std::uintptr_t number(const void* at) { return reinterpret_cast<std::uintptr_t>(at); }
 
@@ -157,6 +158,13 @@ const void* kernel_in_registers(const Task& task, const Cut& cut, const gpu::For
   return short_kernel(form, cut.cluster, cut.messages);
 }
 
+// Returns whether one step by lines pays in one kernel that may take all SMs. A block has one row on its way,
+// and waits for each message of it: three lose, and so do many rows of few bytes (docs/notes/fused.md).
+bool one_step_pays(const Task& task, const Cut& cut) {
+  if (kernel_in_registers(task, cut, {cut.lines, true, task.ranks, task.call.dtype})) return true;
+  return cut.messages <= 2 && (task.call.rows <= cut.teams || task.row_bytes >= kLeastOfMany);
+}
+
 // Returns the algorithm that a call takes: packets or lines in one kernel, or any other for the calls apart.
 // Alike on all ranks. planned: of an automatic call.
 //
@@ -174,7 +182,12 @@ Algorithm algorithm_of(Communicator::Impl& impl, const Task& task, Algorithm pla
   }
   const cuda::Engine& engine = *impl.gpu();
   const bool fused = is_packets(planned) || is_lines(planned);
-  if (engine.most_blocks() >= cuda::kMostBlocks || (!fused && !engine.nvlink())) return planned;
+  if (!fused && !engine.nvlink()) return planned;
+  if (engine.most_blocks() >= cuda::kMostBlocks) {
+    // apart, what is quantised needs a place for the sums, which the call may not have
+    const bool may = planned == Algorithm::one_shot_ll128 && task.call.quant == NormQuant::none;
+    return may && !one_step_pays(task, cut_of(task, engine, planned)) ? Algorithm::automatic : planned;
+  }
   const Algorithm in_one = fused ? planned : Algorithm::one_shot_ll128;
   const Cut cut = cut_of(task, engine, in_one);
   if (kernel_in_registers(task, cut, {cut.lines, true, task.ranks, task.call.dtype})) return in_one;
