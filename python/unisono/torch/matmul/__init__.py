@@ -99,8 +99,8 @@ def fused_all_gather_matmul(
         A, products = ops.all_gather_matmul(A_shard, list(Bs), id(comm), dim, gathered, number)
     else:
         extent = A_shard.shape[dim] * comm.size if gathered is None else gathered
-        by = _without_gradients(matmul)
-        A, products = run.all_gather_matmul(comm, A_shard, Bs, dim, extent, number, by, keep=return_A)
+        multiply = _without_gradients(matmul)
+        A, products = run.all_gather_matmul(comm, A_shard, Bs, dim, extent, number, multiply, keep=return_A)
     return A if return_A else None, products
 
 
