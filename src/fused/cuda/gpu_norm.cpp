@@ -158,18 +158,25 @@ const void* kernel_in_registers(const Task& task, const Cut& cut, const gpu::For
   return short_kernel(form, cut.cluster, cut.messages);
 }
 
-// Returns whether one step by lines pays in one kernel that may take all SMs. A block has one row on its way,
-// and waits for each message of it: three lose, and so do many rows of few bytes (docs/notes/fused.md).
-bool one_step_pays(const Task& task, const Cut& cut) {
-  if (kernel_in_registers(task, cut, {cut.lines, true, task.ranks, task.call.dtype})) return true;
+// Returns whether a kernel that may take all SMs, and does not hold rows in registers, pays where the plan
+// names it. One step by lines was planned by one width of rows: with three messages of a row, and with many
+// short rows, the calls apart take less (docs/notes/fused.md). What is quantised stays: apart it needs a
+// place for the sums, which the call may not have.
+bool pays_with_all_sms(const Task& task, const Cut& cut, Algorithm planned) {
+  if (planned != Algorithm::one_shot_ll128 || task.call.quant != NormQuant::none) return true;
   return cut.messages <= 2 && (task.call.rows <= cut.teams || task.row_bytes >= kLeastOfMany);
+}
+
+// Returns whether one that has few blocks pays: if they have few bytes.
+bool pays_with_few_blocks(const Task& task, std::size_t blocks) {
+  return task.call.rows * task.row_bytes * static_cast<std::size_t>(task.ranks) / blocks <= kMostOfBlock;
 }
 
 // Returns the algorithm that a call takes: packets or lines in one kernel, or any other for the calls apart.
 // Alike on all ranks. planned: of an automatic call.
 //
-// The rest after an all_reduce takes all SMs, where a fused kernel has no more than its ranks may take. With
-// few, it pays if it holds rows in registers, and else if its blocks have few bytes (docs/notes/fused.md).
+// The rest after an all_reduce takes all SMs, where a fused kernel has no more than its ranks may take. It
+// pays if it holds rows in registers (docs/notes/fused.md).
 Algorithm algorithm_of(Communicator::Impl& impl, const Task& task, Algorithm planned) {
   if (task.ranks == 1 || task.ranks > cuda::kFewRanks || !impl.machine()) return Algorithm::automatic;
   switch (task.call.algorithm) {
@@ -182,18 +189,15 @@ Algorithm algorithm_of(Communicator::Impl& impl, const Task& task, Algorithm pla
   }
   const cuda::Engine& engine = *impl.gpu();
   const bool fused = is_packets(planned) || is_lines(planned);
-  if (!fused && !engine.nvlink()) return planned;
-  if (engine.most_blocks() >= cuda::kMostBlocks) {
-    // apart, what is quantised needs a place for the sums, which the call may not have
-    const bool may = planned == Algorithm::one_shot_ll128 && task.call.quant == NormQuant::none;
-    return may && !one_step_pays(task, cut_of(task, engine, planned)) ? Algorithm::automatic : planned;
-  }
+  const bool all_sms = engine.most_blocks() >= cuda::kMostBlocks;
+  if (!fused && (all_sms || !engine.nvlink())) return planned;
   const Algorithm in_one = fused ? planned : Algorithm::one_shot_ll128;
   const Cut cut = cut_of(task, engine, in_one);
   if (kernel_in_registers(task, cut, {cut.lines, true, task.ranks, task.call.dtype})) return in_one;
-  const std::size_t of_block = task.call.rows * task.row_bytes * static_cast<std::size_t>(task.ranks) /
-                               static_cast<std::size_t>(engine.most_blocks());
-  return fused && of_block <= kMostOfBlock ? in_one : Algorithm::automatic;
+  const bool pays = all_sms
+                        ? pays_with_all_sms(task, cut, planned)
+                        : fused && pays_with_few_blocks(task, static_cast<std::size_t>(engine.most_blocks()));
+  return pays ? in_one : Algorithm::automatic;
 }
 
 bool runs_apart(Algorithm algorithm) { return !is_packets(algorithm) && !is_lines(algorithm); }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Chunk:
     """A part of a product, as a `matmul` of the caller's is told."""
 

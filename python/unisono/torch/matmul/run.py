@@ -108,6 +108,18 @@ def _owned(x: torch.Tensor, dim: int, extent: int, comm: Communicator) -> plan.R
     return plan.shares(extent * unit, comm.size, unit)
 
 
+def _only_multiplies(comm: Communicator, chunks: int) -> bool:
+    """Returns whether a call is one product and nothing else: that of a rank alone."""
+    return comm.size == 1 and chunks < 2
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, matmul: Matmul, operand: int = 0) -> torch.Tensor:
+    """Returns a @ b, in one chunk. operand: the number of b."""
+    out = a.new_empty(a.shape[0], b.shape[1])
+    matmul(a, b, out, Chunk(0, operand, slice(0, a.shape[0]), slice(0, b.shape[1])))
+    return out
+
+
 def all_gather_matmul(
     comm: Communicator,
     a: torch.Tensor,
@@ -133,18 +145,6 @@ def all_gather_matmul(
         whole, products = _gathered(comm, rows, bs, _owned(a, dim, extent, comm), chunks, matmul, keep)
     together = a if comm.size == 1 or whole is None else shaped(whole, a, dim, extent)
     return together if keep else None, [shaped(product, a, dim, extent) for product in products]
-
-
-def _only_multiplies(comm: Communicator, chunks: int) -> bool:
-    """Returns whether a call is one product and nothing else: that of a rank alone."""
-    return comm.size == 1 and chunks < 2
-
-
-def _product(a: torch.Tensor, b: torch.Tensor, matmul: Matmul, operand: int = 0) -> torch.Tensor:
-    """Returns a @ b, in one chunk. operand: the number of b."""
-    out = a.new_empty(a.shape[0], b.shape[1])
-    matmul(a, b, out, Chunk(0, operand, slice(0, a.shape[0]), slice(0, b.shape[1])))
-    return out
 
 
 def _gathered(
