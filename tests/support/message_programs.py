@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import unisono
-from fault_programs import attempt
+from fault_programs import Meeting, attempt
 from node_programs import layout
 
 
@@ -182,6 +182,7 @@ def lost(nodes: str) -> dict[str, Any]:
     layout(nodes)
     comm = unisono.init(timeout_s=30)
     comm.barrier()
+    Meeting().tell()  # a rank that dies as it leaves a barrier may leave others in it
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     source = 1 if comm.rank == 0 else unisono.ANY_SOURCE
