@@ -1,7 +1,7 @@
 // The kernels of the fused norms, and how they are started.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include <cstddef>
 
 #include "base/bytes.hpp"
 #include "base/norm.hpp"
@@ -22,7 +22,8 @@ struct Work {
   bool whole;  // every row begins where 8 elements can be loaded at once
 };
 
-inline constexpr unsigned kRowBits = 10;  // of a share that is the row
+inline constexpr int kFewestThreads = 256;  // of a block
+inline constexpr unsigned kRowBits = 10;    // of a share that is the row
 static_assert(norm::kPartials == 1u << kRowBits);
 
 // The elements of a row that a block has: of each kPartials that follow each other, the block-th stretch of
@@ -76,6 +77,14 @@ struct Form {
   DType dtype;
 };
 
+// Returns whether there is a kernel in one step that holds short rows in registers, of as many clusters as
+// rows, each of `shares` blocks, with so many messages between two blocks. element: bytes.
+constexpr bool is_short(bool lines, std::size_t element, int ranks, unsigned shares, unsigned messages) {
+  const bool of_lines = lines && element == 2;
+  if (messages == 2) return shares <= 2 && of_lines && ranks <= 4;  // more peers leave no registers
+  return messages == 1 && (shares == 4 || shares == 8 || (shares == 2 && of_lines));
+}
+
 // Return the kernel of a call, for cudaLaunchKernel. In one step everyone sums every row, in two its owner.
 // threads: 256 or 1024. fast: rows are whole, and lie in shared memory. short_rows_kernel: of 256 threads,
 // for an RMS norm of short rows that are whole.
@@ -83,8 +92,7 @@ const void* finish_kernel(DType dtype, int threads, bool fast);
 const void* short_rows_kernel(DType dtype, NormQuant quant, std::size_t hidden);
 const void* one_step_kernel(const Form& form);
 const void* two_steps_kernel(const Form& form);
-// The kernels of an RMS norm of short rows that are whole, in one step, or null: of as many clusters as rows,
-// of `shares` blocks, with so many messages between two blocks.
+// The kernels of an RMS norm of short rows that are whole, in one step, or null: as is_short says.
 const void* short_one_step_by_lines(const Form& form, unsigned shares, unsigned messages);
 const void* short_one_step_by_packets(const Form& form, unsigned shares, unsigned messages);
 

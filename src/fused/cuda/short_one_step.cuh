@@ -173,27 +173,34 @@ __global__ void __launch_bounds__(cuda::kMaxThreads)
   finish_told(work, row, share, place, rounds, joined, weight, work.quant);
 }
 
+// Returns the kernel, or null if there is none.
 template <class T, class Framing, int kMost, unsigned kShares, unsigned kMessages>
 const void* short_address() {
-  void (*const kernel)(SumAndFinish) = sum_and_finish_short<T, Framing, kMost, kShares, kMessages>;
-  return reinterpret_cast<const void*>(kernel);
+  if constexpr (is_short(Framing::kBulk, sizeof(T), kMost + 1, kShares, kMessages)) {
+    void (*const kernel)(SumAndFinish) = sum_and_finish_short<T, Framing, kMost, kShares, kMessages>;
+    return reinterpret_cast<const void*>(kernel);
+  }
+  return nullptr;
+}
+template <class T, class Framing, int kMost, unsigned kMessages>
+const void* short_of_shares(unsigned shares) {
+  switch (shares) {
+    case 1: return short_address<T, Framing, kMost, 1, kMessages>();
+    case 2: return short_address<T, Framing, kMost, 2, kMessages>();
+    case 4: return short_address<T, Framing, kMost, 4, kMessages>();
+    default: return short_address<T, Framing, kMost, 8, kMessages>();
+  }
 }
 template <class T, class Framing, int kMost>
-const void* short_of_shares(unsigned shares, unsigned messages) {
-  if constexpr (Framing::kBulk && sizeof(T) == 2 && kMost < kMostPeers) {  // more peers leave no registers
-    if (shares == 1 && messages == 2) return short_address<T, Framing, kMost, 1, 2>();
-    if (shares == 2 && messages == 2) return short_address<T, Framing, kMost, 2, 2>();
-  }
-  if constexpr (Framing::kBulk && sizeof(T) == 2)
-    if (shares == 2 && messages == 1) return short_address<T, Framing, kMost, 2, 1>();
-  if (shares == 4 && messages == 1) return short_address<T, Framing, kMost, 4, 1>();
-  return shares == 8 && messages == 1 ? short_address<T, Framing, kMost, 8, 1>() : nullptr;
+const void* short_of_messages(unsigned shares, unsigned messages) {
+  if (messages == 1) return short_of_shares<T, Framing, kMost, 1>(shares);
+  return messages == 2 ? short_of_shares<T, Framing, kMost, 2>(shares) : nullptr;
 }
 template <class T, class Framing>
 const void* short_of_ranks(int ranks, unsigned shares, unsigned messages) {
-  if (ranks <= 2) return short_of_shares<T, Framing, 1>(shares, messages);
-  if (ranks <= 4) return short_of_shares<T, Framing, 3>(shares, messages);
-  return short_of_shares<T, Framing, kMostPeers>(shares, messages);
+  if (ranks <= 2) return short_of_messages<T, Framing, 1>(shares, messages);
+  if (ranks <= 4) return short_of_messages<T, Framing, 3>(shares, messages);
+  return short_of_messages<T, Framing, kMostPeers>(shares, messages);
 }
 
 // Returns the kernel of a framing, or null.
