@@ -146,24 +146,20 @@ Borders borders_of(const Plan::Host& host, bool reached) {
     const std::size_t step = (host.cached ? 16 : 4) * kKiB;
     return {.one_shot = 2 * step / n, .push = step, .push_of_pair = step / 2, .norm = 8 * kKiB};
   }
-  const std::size_t through = 512 * kKiB;
   // above these borders ranks learn which way is the faster one (host/call_ways.hpp)
   if (n == 2 && host.kernel_fast)
     return {.one_shot = 16 * kKiB, .push = 16 * kKiB, .push_of_pair = 8 * kKiB, .norm = 16 * kKiB};
+  if (n == 2)  // of sums two steps carry as many bytes as one, and make each sum once
+    return {.one_shot = (host.cached ? 32 : 64) * kKiB,
+            .two_shot = (host.cached ? 64 : 4) * kKiB * kKiB,
+            .push = 64 * kKiB,
+            .push_of_pair = 16 * kKiB};
   if (!host.cached)
-    return {.one_shot = (n == 2 ? 64 : 64 / n) * kKiB,
-            .two_shot = (n == 2 ? 4096 : 0) * kKiB,
-            .push = (n == 2 ? 64 : 32) * kKiB,
+    return {.one_shot = 64 / n * kKiB,
+            .push = 32 * kKiB,
             .push_of_pair = 16 * kKiB,
             .push_of_broadcast = 128 * kKiB};
-  if (n == 2)  // of sums two steps carry as many bytes as one, and make each sum once
-    return {.one_shot = 32 * kKiB,
-            .two_shot = 128 * through,
-            .push = 16 * through,
-            .push_of_all = through,
-            .push_of_pair = through / 4,
-            .push_of_broadcast = 16 * through,
-            .push_of_parts = through};
+  const std::size_t through = 512 * kKiB;
   return {.one_shot = 64 * kKiB / n, .two_shot = through, .push = through, .push_of_pair = through / 4};
 }
 
@@ -179,9 +175,9 @@ std::size_t one_step_bytes(std::size_t bytes, int measured, int ranks) {
 // The built-in table, measured on 2 cores with 2, 3, 4 and 8 ranks (DESIGN.md, "Plans"): packets while a
 // piece is a few lines; then one step over chunks, as long as what a direct program needs to begin (places
 // told, a meeting at the end) costs more than its copies. Where ranks take turns on a core that is dear, and
-// so is the kernel's help; where chunks stay in the cache, two copies through them cost less than the
-// kernel's one, and so do the sums of two ranks where they go around it. On some machines (kernel_fast) the
-// kernel's one costs less, unless the input was written since the last call: measured with 2 ranks.
+// so is the kernel's help. Of two ranks the sums go through chunks, and for the rest the plan says from where
+// on the kernel's one copy may cost less than two through chunks: on some machines (kernel_fast) it does so
+// early.
 Plan Plan::of_host(const Host& host) {
   using enum Algorithm;
   Plan plan(Level::host);

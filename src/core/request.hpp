@@ -117,7 +117,7 @@ struct Ticket {
   Op op : 4;
   Wire wire : 4;
   Algorithm algorithm;
-  bool in_place : 1, by_chunks : 1;  // by_chunks: rather than by the kernel's copies
+  bool in_place;
   Memory memory;
   std::uint16_t root;
   std::uint64_t count;

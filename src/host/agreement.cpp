@@ -11,11 +11,8 @@ std::vector<Ticket> LocalCommunicator::exchange(const Request& request) {
   mine.in = place(request.args.in, request.in_bytes);
   mine.out = place(request.args.out, request.out_bytes);
   mine.in_place = request.in_place();
-  if (may_ask_kernel(request)) {
-    const Reached reached = request.reached_by_peers(rank());
+  if (may_ask_kernel(request))
     if (host::CallWay* const way = way_of(request)) mine.saves = way->next();
-    else mine.by_chunks = small_pages(mine.in, reached.in) || small_pages(mine.out, reached.out);
-  }
   return group_.exchange(mine);
 }
 

@@ -121,7 +121,6 @@ class LocalCommunicator : public Communicator::Impl {
   bool meet_places(Request& request, host::CallWay* way);
   host::CallWay* way_of(const Request& request);
   Place place(const byte* at, std::size_t bytes) const;
-  bool small_pages(const Place& place, std::size_t bytes) const;
   byte* reach(const Place& place, int rank, std::size_t bytes);
   [[noreturn]] static void refuse_direct(Algorithm algorithm);
 
@@ -129,7 +128,7 @@ class LocalCommunicator : public Communicator::Impl {
   struct Offer {
     Place in, out;
     std::int32_t saves = 0;  // CallWay::next
-    bool in_place = false, small_pages = false;
+    bool in_place = false;
     bool refused = false;  // the call names direct, and the rank's buffers are not for that
   };
   // The messages of a call by parts between this rank and another.

@@ -1,4 +1,4 @@
-// Which way large calls go where the kernel's copies are fast: by these copies, or through chunks.
+// Which way large calls go: by the kernel's copies, or through chunks.
 #pragma once
 
 #include <algorithm>
@@ -87,11 +87,13 @@ class CallWay {
     alike_ = by_chunks == last_by_chunks_ ? alike_ + 1 : 1;
     last_by_chunks_ = by_chunks;
   }
-  // A delay of a rank adds to a time, and nothing takes from it. A thread that loses its core takes many
-  // times as long.
+  // Follows times down fast and up slowly, to about the fastest fifth: a rank that is delayed takes longer,
+  // many times if its thread loses the core. Not the least: of the way that most calls go, that would be of
+  // more calls.
   static void learn(double& usual, Clock::duration time) {
     const auto now = static_cast<double>(time.count());
-    usual = usual == 0 || now < usual ? now : usual + (std::min(now, 2 * usual) - usual) / 16;
+    if (usual == 0) usual = now;
+    usual += now < usual ? (now - usual) / 2 : (std::min(now, 1.5 * usual) - usual) / 8;
   }
 
   // The first calls of a way are unlike those that follow: nothing that they touch is in the cache yet.

@@ -101,7 +101,7 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
     }
     const Place in = place(args.in, sent);
     const Place out = place(args.out, received);
-    const Offered mine{in, received == 0, automatic && small_pages(in, sent), learns};
+    const Offered mine{in, received == 0, learns};
     group_.lane().reach_far(!group_.one_process());
     send_recv_direct(group_.lane(), to, mine, sent, from, out, received, args, learned, reached);
   } else if (is_packets(algorithm)) {
@@ -171,14 +171,6 @@ Place LocalCommunicator::place(const byte* at, std::size_t bytes) const {
   return {.allocation = Place::kAddress, .offset = reinterpret_cast<std::uint64_t>(at)};
 }
 
-// Returns whether peers would reach a buffer in small pages through the kernel, and chunks would be better:
-// not where the kernel's copies are fast, or where ranks take turns on a core.
-bool LocalCommunicator::small_pages(const Place& place, std::size_t bytes) const {
-  if (bytes == 0 || place.allocation != Place::kAddress || group_.one_process() || group_.ranks_a_core() > 1)
-    return false;
-  return !group_.kernel_suits(reinterpret_cast<const void*>(place.offset), bytes);
-}
-
 byte* LocalCommunicator::reach(const Place& place, int rank, std::size_t bytes) {
   if (place.allocation == Place::kAddress && group_.reaches_all()) return group_.reach(rank, place.offset);
   if (byte* at = symmetric_->resolve(place, rank, bytes)) return at;
@@ -200,7 +192,7 @@ bool LocalCommunicator::meet_places(Request& request, host::CallWay* way) {
   compare(*this, tickets);
   const CollectiveTraits& traits = traits_of(request.collective);
   std::int64_t saved = 0;
-  bool within_reach = true, symmetric = true, by_chunks = false;
+  bool within_reach = true, symmetric = true;
   for (int r = 0; r < size(); ++r) {
     const Ticket& ticket = tickets[static_cast<std::size_t>(r)];
     const Reached needed = request.reached_by_peers(r);
@@ -209,7 +201,6 @@ bool LocalCommunicator::meet_places(Request& request, host::CallWay* way) {
       within_reach = within_reach && place.allocation != Place::kNone;
       symmetric = symmetric && place.allocation != Place::kNone && place.allocation != Place::kAddress;
     }
-    by_chunks = by_chunks || ticket.by_chunks;
     if (way && traits.has_output(r, request.args.root)) saved += ticket.saves;
     if (traits.swaps) within_reach = within_reach && !ticket.in_place;
   }
@@ -219,8 +210,7 @@ bool LocalCommunicator::meet_places(Request& request, host::CallWay* way) {
   if (automatic) {
     algorithm = host_plan().choose(request.collective, request.bytes(), symmetric);
     either = is_direct(algorithm) && within_reach && !symmetric;
-    if (is_direct(algorithm) && !symmetric && (by_chunks || saved < 0))
-      algorithm = staged(request.collective);
+    if (is_direct(algorithm) && !symmetric && saved < 0) algorithm = staged(request.collective);
     if (check_) {
       Ticket mine = tickets[static_cast<std::size_t>(rank())];
       mine.algorithm = algorithm;

@@ -58,13 +58,14 @@ class Group {
   // Returns how long the kernel's copies between these processes take; unknown: there are none. The same on
   // every rank, and for as long as the group lives.
   KernelCopies kernel_copies() const { return kernel_copies_; }
-  // Returns whether the kernel had better copy from that memory of this process than chunks carry it.
+  // Returns whether the kernel had better copy a message with a tag from that memory of this process than
+  // parts carry it.
   bool kernel_suits(const void* at, std::size_t bytes) const {
     return kernel_copies_ == KernelCopies::fast || pages_.huge(at, bytes);
   }
-  // Returns whether ranks learn which way large transfers go: where the kernel's copies are fast, and they
-  // have a core each.
-  bool learns_ways() const { return kernel_copies_ == KernelCopies::fast && ranks_a_core_ == 1; }
+  // Returns whether ranks learn which way large calls go, by the kernel's copies or through chunks: if
+  // they have a core each.
+  bool learns_ways() const { return kernel_copies_ != KernelCopies::unknown && ranks_a_core_ == 1; }
   // Returns whether copies of what another core has take less time abreast (Kernels::copy_abreast).
   static bool copies_abreast() { return abreast_; }
   byte* reach(int rank, std::uint64_t address) const {

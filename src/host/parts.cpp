@@ -148,7 +148,6 @@ LocalCommunicator::Times LocalCommunicator::meet_pairs(const Request& request) {
     pair.mine = {.in = place(to.at, to.bytes), .out = place(from.at, from.bytes)};
     pair.mine.saves = pair.way ? pair.way->next() : 0;
     pair.mine.in_place = in_place;
-    pair.mine.small_pages = !named && small_pages(pair.mine.out, from.bytes);
     pair.mine.refused = refused;
     lane.mark(mark_of_offer(request, to.bytes, from.bytes));
     channel.put(p, reinterpret_cast<const byte*>(&pair.mine), sizeof pair.mine);
@@ -170,9 +169,7 @@ LocalCommunicator::Times LocalCommunicator::meet_pairs(const Request& request) {
     if (!named) {
       const std::size_t bytes = std::max(to.bytes, from.bytes) * parts_.size();
       direct = direct && is_direct(host_plan().choose(request.collective, bytes, !plain));
-      if (plain)
-        direct = direct && !mine.small_pages && !theirs.small_pages &&
-                 std::int64_t{mine.saves} + theirs.saves >= 0;
+      if (plain) direct = direct && std::int64_t{mine.saves} + theirs.saves >= 0;
       if (pair.way) pair.way->hold(!plain, symmetric_->ever(), !direct);
     }
     if (!direct) {

@@ -15,8 +15,7 @@ namespace unisono {
 struct Offered {
   Place in;
   bool only_sends;
-  bool small_pages;         // of which chunks would carry it better, where the kernel's copies are slow
-  bool learns;              // where they are fast: by a CallWay
+  bool learns;              // by a CallWay
   std::int32_t saves = 0;   // CallWay::next of what it receives
   std::uint32_t holds = 0;  // messages to it that go through chunks unasked, if what it receives now does
 };
@@ -28,10 +27,6 @@ struct Reply {
   bool by_chunks;       // the sender sends all through chunks
   std::uint32_t holds;  // messages that it sends so unasked, after this one
 };
-
-// The bytes from which a message that only goes one way, from small pages, goes through chunks. Below, halves
-// by the kernel take less (docs/notes/host.md).
-inline constexpr std::size_t kOneWay = std::size_t{1} << 20;
 
 // The ways that a rank has learned of messages to and from the peers of a call. Null: none.
 struct PairsLearned {
@@ -50,9 +45,9 @@ inline constexpr std::size_t kMostHeld = 2;
 // and send_recv: each message has its own ticket (a packet from the sender) and reply, in the order of the
 // calls.
 //
-// The receiver says which way a message goes. From small pages, or as either end would rather have it, it
-// goes through chunks, but only if both ends do the same, send and receive or one of the two: the sender may
-// otherwise wait for a call that its receiver makes later. Else the receiver pulls, and needs its sender no
+// The receiver says which way a message goes. It goes through chunks if the two ends would rather have it so
+// and do the same, send and receive or one of the two: the sender may otherwise wait for a call that its
+// receiver makes later. Else the receiver pulls, and needs its sender no
 // more, except if that has nothing else to do: it then writes half. Two ends that exchange, and learn, know
 // from their tickets that they go through chunks.
 //
@@ -87,8 +82,7 @@ void send_recv_direct(HostThread& lane, int dst, Offered mine, std::size_t sent,
     const bool alike = theirs.only_sends == (sent == 0);
     if (!alike || theirs.in.allocation != Place::kAddress) way = nullptr;
     if (way) met = Clock::now();
-    given.by_chunks = way ? std::int64_t{mine.saves} + theirs.saves < 0
-                          : alike && theirs.small_pages && (sent > 0 || received >= kOneWay);
+    given.by_chunks = way && std::int64_t{mine.saves} + theirs.saves < 0;
     if (!given.by_chunks && alike && sent == 0)
       given.left = smaller(round_up(received / 2, kAlign), received);
     if (way && given.by_chunks && theirs.learns) {

@@ -16,8 +16,6 @@
 #include <vector>
 
 #include "base/process.hpp"
-#include "host/pages.hpp"
-#include "mapping.hpp"
 #include "processes.hpp"
 #include "programs.hpp"
 #include "unisono/tuning.hpp"
@@ -78,14 +76,13 @@ inline Bytes content(int from, int to, std::size_t bytes) {
 struct Rank {
   Communicator& comm;
   Shared& shared;
-  const Mapping small{kRoom, false}, huge{kRoom, true};
+  const std::unique_ptr<std::byte[]> memory = std::make_unique<std::byte[]>(kRoom);
 
-  // Returns whether the kernel copies from small pages too.
-  bool any_pages() const { return comm.size() > Cores::of_this_process().count(); }
-  // Returns whether ranks learn which way calls go. Three calls of a kind then begin with chunks.
-  bool learns() const { return !any_pages() && Tuning(comm).kernel_copies() == "fast"; }
+  // Returns whether ranks learn which way calls go. Three calls of a kind then begin with chunks. Ranks that
+  // take turns on a core go as the plan says.
+  bool learns() const { return comm.size() <= Cores::of_this_process().count(); }
   static constexpr int kFirstByKernel = 3;
-  std::byte* room(bool of_huge) const { return (of_huge ? huge : small).data(); }
+  std::byte* room() const { return memory.get(); }
 
   // Makes calls. Returns the kernel's copies that all ranks have made for them.
   int copied(const std::function<void()>& calls) {
@@ -99,11 +96,11 @@ struct Rank {
     return all;
   }
 
-  // Sends a message to one rank and receives one from another, -1: neither. Both buffers have those pages.
-  void message(int to, int from, std::size_t bytes, bool of_huge, bool in_place = false) {
+  // Sends a message to one rank and receives one from another, -1: neither.
+  void message(int to, int from, std::size_t bytes, bool in_place = false) {
     const int me = comm.rank();
-    std::byte* in = room(of_huge) + 3;
-    std::byte* out = in_place ? in : room(of_huge) + kRoom / 2 + 1;
+    std::byte* in = room() + 3;
+    std::byte* out = in_place ? in : room() + kRoom / 2 + 1;
     if (to >= 0) {
       const Bytes sent = content(me, to, bytes);
       std::copy(sent.begin(), sent.end(), in);
@@ -132,15 +129,13 @@ inline void plan_direct(Communicator& comm) {
   Tuning(comm).set_plan(plan);
 }
 
-// Returns whether the test can be run here: the kernel tells of pages, gives both kinds, and copies.
+// Returns whether the kernel copies here.
 inline bool possible(Rank& rank) {
-  const host::Pages pages;
-  if (!pages.huge(rank.huge.data(), kRoom) || pages.huge(rank.small.data(), kRoom)) return false;
   try {
     float in = 1, out[kMostRanks];
     rank.comm.all_gather({.in = &in, .out = out, .count = 1, .algorithm = "direct"});
   } catch (const UsageError&) { return false; }
-  return pages.known();
+  return true;
 }
 
 struct Setting {
@@ -148,7 +143,6 @@ struct Setting {
   std::function<Kernel(int rank)> seems = [](int) { return Kernel::slow; };  // when the ranks meet
   bool copies = true;                                                        // the test needs the kernel's
 };
-inline const Setting kFast{.seems = [](int) { return Kernel::fast; }};
 
 // Runs body(rank) on `size` ranks. Expects that none fails.
 inline void in_processes(int size, const std::function<void(Rank&)>& body, const Setting& setting = {}) {
@@ -176,8 +170,7 @@ inline void in_processes(int size, const std::function<void(Rank&)>& body, const
     if (!impossible) { EXPECT_EQ(rank->wait(), 0); }
   }
   ::munmap(memory, sizeof(Shared));
-  if (impossible)
-    GTEST_SKIP() << "no huge pages here, or the kernel does not tell of them, or forbids copies";
+  if (impossible) GTEST_SKIP() << "the kernel forbids copies here";
 }
 
 }  // namespace unisono::test

@@ -19,17 +19,14 @@ constexpr Collective kAll[] = {Collective::all_reduce, Collective::reduce,      
 constexpr std::size_t kCounts[] = {501, 4099, 9001, 70001};  // of f32; of two sizes a call's pieces differ
 constexpr unsigned kDelay = 300;                             // us; longer than chunks take
 
-// Ranks that have found the kernel's copies fast, which then become slow.
+// Ranks whose copies by the kernel are slow.
 void on_held(int size, const std::function<void(Rank&)>& body, bool check = false) {
-  Setting setting = kFast;
-  setting.check = check;
-  in_processes(
-      size,
-      [&](Rank& rank) {
-        delay_us = kDelay;
-        body(rank);
-      },
-      setting);
+  in_processes(size,
+               [&](Rank& rank) {
+                 delay_us = kDelay;
+                 body(rank);
+               },
+               {.check = check});
 }
 
 // Makes as many calls of all ranks as said, of few kinds that follow each other by chance, in plain memory or
@@ -44,7 +41,7 @@ void mix(Rank& rank, std::mt19937& chance, int calls, std::byte* symmetric) {
     const int root = static_cast<int>(below(static_cast<std::size_t>(rank.comm.size())));
     const bool in_place = below(4) == 0, in_symmetric = symmetric && below(2) == 0;
     const Case c{collective, "", count, DType::f32, Op::sum, root, in_place, chance()};
-    run_checked(rank.comm, c, in_symmetric ? symmetric : rank.room(false), kRoom);
+    run_checked(rank.comm, c, in_symmetric ? symmetric : rank.room(), kRoom);
     if (testing::Test::HasFailure()) return;
   }
 }
@@ -80,7 +77,7 @@ TEST(HeldCalls, LeaveMostKernelCopiesOut) {
     if (!rank.learns()) return;
     delay_us = 5000;
     const Case c{Collective::all_gather, "", 5000, DType::f32, Op::sum, 0, false, 3};
-    const auto call = [&] { run_checked(rank.comm, c, rank.room(false), kRoom); };
+    const auto call = [&] { run_checked(rank.comm, c, rank.room(), kRoom); };
     for (int i = 0; i < 64; ++i) call();
     // the other way is tried three times in 256 calls
     EXPECT_LE(rank.copied([&] {
@@ -99,20 +96,20 @@ TEST(HeldMessages, OfMixedCallsAreRight) {
       constexpr std::size_t kBytes[] = {16385, 40000, 65537, 131072, 300000};
       const std::size_t bytes = kBytes[chance() % 5];
       switch (const auto kind = i < 200 ? 0 : chance() % 5) {
-        case 0: rank.message(peer, peer, bytes, false); break;
-        case 1: rank.message(peer, peer, bytes, false, true); break;
+        case 0: rank.message(peer, peer, bytes); break;
+        case 1: rank.message(peer, peer, bytes, true); break;
         case 2:
         case 3: {  // one way
           const bool sends = (kind == 2) == (me == 0);
-          rank.message(sends ? peer : -1, sends ? -1 : peer, bytes, false);
+          rank.message(sends ? peer : -1, sends ? -1 : peer, bytes);
           break;
         }
         default:  // one rank does both at once
           if (me == 0) {
-            rank.message(peer, peer, bytes, false);
+            rank.message(peer, peer, bytes);
           } else {
-            rank.message(-1, peer, bytes, false);
-            rank.message(peer, -1, bytes, false);
+            rank.message(-1, peer, bytes);
+            rank.message(peer, -1, bytes);
           }
       }
       if (testing::Test::HasFailure()) return;
@@ -123,7 +120,7 @@ TEST(HeldMessages, OfMixedCallsAreRight) {
 TEST(HeldMessages, GoAroundARingOfThree) {
   on_held(3, [](Rank& rank) {
     const int n = rank.comm.size(), me = rank.comm.rank();
-    for (int i = 0; i < 100; ++i) rank.message((me + 1) % n, (me + n - 1) % n, 20000 + 9000 * (i % 3), false);
+    for (int i = 0; i < 100; ++i) rank.message((me + 1) % n, (me + n - 1) % n, 20000 + 9000 * (i % 3));
   });
 }
 
@@ -143,13 +140,13 @@ void expect_mismatch(const std::function<void(Rank&)>& usual, const std::functio
 
 TEST(HeldCalls, OtherCallsOfOneRankAreAMismatch) {
   const auto gathers = [](Rank& rank) {
-    rank.comm.all_gather({.in = rank.room(false), .out = rank.room(false) + kRoom / 2, .count = 5000});
+    rank.comm.all_gather({.in = rank.room(), .out = rank.room() + kRoom / 2, .count = 5000});
   };
   expect_mismatch(gathers, [](Rank& rank) {
-    rank.comm.all_gather({.in = rank.room(false), .out = rank.room(false) + kRoom / 2, .count = 50000});
+    rank.comm.all_gather({.in = rank.room(), .out = rank.room() + kRoom / 2, .count = 50000});
   });
   expect_mismatch(gathers, [](Rank& rank) {
-    rank.comm.all_reduce({.in = rank.room(false), .out = rank.room(false) + kRoom / 2, .count = 10000});
+    rank.comm.all_reduce({.in = rank.room(), .out = rank.room() + kRoom / 2, .count = 10000});
   });
 }
 
@@ -157,8 +154,7 @@ TEST(HeldMessages, OtherMessagesOfOneRankAreAMismatch) {
   const auto exchanges = [](std::size_t count) {
     return [count](Rank& rank) {
       const int peer = 1 - rank.comm.rank();
-      rank.comm.send_recv({.in = rank.room(false), .out = rank.room(false) + kRoom / 2, .count = count}, peer,
-                          peer);
+      rank.comm.send_recv({.in = rank.room(), .out = rank.room() + kRoom / 2, .count = count}, peer, peer);
     };
   };
   expect_mismatch(exchanges(5000), exchanges(20000));

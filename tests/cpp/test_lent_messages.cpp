@@ -33,9 +33,7 @@ struct Message {
 // A rank's memory: plain and symmetric.
 struct Memory {
   explicit Memory(Rank& its) : rank(its), symmetric(its.comm.empty(kRoom)) { plan_pushed(its.comm); }
-  std::byte* of(bool lent) const {
-    return lent ? static_cast<std::byte*>(symmetric.data()) : rank.room(false);
-  }
+  std::byte* of(bool lent) const { return lent ? static_cast<std::byte*>(symmetric.data()) : rank.room(); }
   void exchange(const Message& m) const {
     const int me = rank.comm.rank();
     std::byte* const in = of(m.lent_in) + 3;

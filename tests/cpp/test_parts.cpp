@@ -50,51 +50,44 @@ Size any_size(std::mt19937& chance, int n, bool even) {
 
 constexpr int kCalls = UNISONO_SANITIZED ? 60 : 150;
 
-// Between them are other calls of the same pairs. The kernel's copies, which the ranks have found fast,
-// become slow, so that pairs hold to chunks.
+// Between them are other calls of the same pairs. The kernel's copies are slow, so that pairs hold to chunks.
 TEST(Parts, OfMixedSizesAreRight) {
   for (const int n : {2, 3})
     for (const bool check : {false, true}) {
-      Setting setting = kFast;
-      setting.check = check;
-      in_processes(
-          n,
-          [n](Rank& rank) {
-            delay_us = 300;
-            std::mt19937 chance(3);
-            const int me = rank.comm.rank(), next = (me + 1) % n, last = (me + n - 1) % n;
-            const Size often = [](int from, int to) { return from == to ? 0u : 20000u; };
-            std::byte *const in = rank.room(false) + 1, *const out = in + kRoom / 2;
-            for (int i = 0; i < kCalls && !testing::Test::HasFailure(); ++i) {
-              const bool in_place = chance() % 4 == 0;
-              run_parts(rank.comm, any_size(chance, n, in_place), in, in_place ? in : out);
-              run_parts(rank.comm, often, in, out);
-              if (chance() % 4 == 0) rank.message(next, last, 20000, false);
-            }
-          },
-          setting);
+      in_processes(n,
+                   [n](Rank& rank) {
+                     delay_us = 300;
+                     std::mt19937 chance(3);
+                     const int me = rank.comm.rank(), next = (me + 1) % n, last = (me + n - 1) % n;
+                     const Size often = [](int from, int to) { return from == to ? 0u : 20000u; };
+                     std::byte *const in = rank.room() + 1, *const out = in + kRoom / 2;
+                     for (int i = 0; i < kCalls && !testing::Test::HasFailure(); ++i) {
+                       const bool in_place = chance() % 4 == 0;
+                       run_parts(rank.comm, any_size(chance, n, in_place), in, in_place ? in : out);
+                       run_parts(rank.comm, often, in, out);
+                       if (chance() % 4 == 0) rank.message(next, last, 20000);
+                     }
+                   },
+                   {.check = check});
     }
 }
 
 TEST(Parts, HoldToChunksIfTheKernelIsSlow) {
-  in_processes(
-      2,
-      [](Rank& rank) {
-        if (!rank.learns()) return;
-        delay_us = 5000;
-        const auto call = [&] {
-          run_parts(
-              rank.comm, [](int from, int to) { return from == to ? 0u : 20000u; }, rank.room(false),
-              rank.room(false) + kRoom / 2);
-        };
-        for (int i = 0; i < 64; ++i) call();
-        // the other way is tried three times in 256 calls
-        EXPECT_LE(rank.copied([&] {
-          for (int i = 0; i < 192; ++i) call();
-        }),
-                  2 * 3);
-      },
-      kFast);
+  in_processes(2, [](Rank& rank) {
+    if (!rank.learns()) return;
+    delay_us = 5000;
+    const auto call = [&] {
+      run_parts(
+          rank.comm, [](int from, int to) { return from == to ? 0u : 20000u; }, rank.room(),
+          rank.room() + kRoom / 2);
+    };
+    for (int i = 0; i < 64; ++i) call();
+    // the other way is tried three times in 256 calls
+    EXPECT_LE(rank.copied([&] {
+      for (int i = 0; i < 192; ++i) call();
+    }),
+              2 * 3);
+  });
 }
 
 // The kernel refuses copies or makes them, and each rank has other buffers in symmetric memory. A call that
@@ -109,9 +102,9 @@ TEST(Parts, ReachSymmetricMemoryAtEitherEnd) {
           for (int i = 0; i < kCalls && !testing::Test::HasFailure(); ++i) {
             const auto of = chance();  // a bit for each rank's input, and for its output
             const int me = rank.comm.rank();
-            auto* in = of >> me & 1 ? rank.room(false) : static_cast<std::byte*>(inputs.data());
+            auto* in = of >> me & 1 ? rank.room() : static_cast<std::byte*>(inputs.data());
             auto* out =
-                of >> (me + 3) & 1 ? rank.room(false) + kRoom / 2 : static_cast<std::byte*>(outputs.data());
+                of >> (me + 3) & 1 ? rank.room() + kRoom / 2 : static_cast<std::byte*>(outputs.data());
             const Size size = any_size(chance, 3, false);
             run_parts(rank.comm, size, in, out);
             bool receives = false;  // a rank that the kernel refuses, in plain memory
@@ -171,24 +164,21 @@ TEST(Parts, OfSizesThatDifferAreAMismatch) {
 // A pair holds to chunks, and one end then says another size, large or small.
 TEST(Parts, OfSizesThatDifferAreAMismatchToPairsThatHold) {
   for (const std::size_t other : {std::size_t{0}, std::size_t{8}, std::size_t{20001}, std::size_t{300000}})
-    in_processes(
-        2,
-        [=](Rank& rank) {
-          delay_us = 300;
-          const int me = rank.comm.rank();
-          const Size usual = [](int from, int to) { return from == to ? 0u : 20000u; };
-          std::byte *const in = rank.room(false), *const out = in + kRoom / 2;
-          for (int i = 0; i < 40; ++i) run_parts(rank.comm, usual, in, out);
-          const std::vector<std::size_t> counts{me == 0 ? 0 : 20000u, me == 0 ? 20000u : 0};
-          std::vector<std::size_t> receives = counts;
-          if (me == 1) receives[0] = other;
-          const std::string text = text_of<MismatchError>([&] {
-            rank.comm.all_to_all_v({.in = in, .out = out, .dtype = DType::u8}, counts, receives);
-            rank.comm.barrier();
-          });
-          EXPECT_TRUE(has(text, "all_to_all_v") || has(text, "barrier")) << text;
-        },
-        kFast);
+    in_processes(2, [=](Rank& rank) {
+      delay_us = 300;
+      const int me = rank.comm.rank();
+      const Size usual = [](int from, int to) { return from == to ? 0u : 20000u; };
+      std::byte *const in = rank.room(), *const out = in + kRoom / 2;
+      for (int i = 0; i < 40; ++i) run_parts(rank.comm, usual, in, out);
+      const std::vector<std::size_t> counts{me == 0 ? 0 : 20000u, me == 0 ? 20000u : 0};
+      std::vector<std::size_t> receives = counts;
+      if (me == 1) receives[0] = other;
+      const std::string text = text_of<MismatchError>([&] {
+        rank.comm.all_to_all_v({.in = in, .out = out, .dtype = DType::u8}, counts, receives);
+        rank.comm.barrier();
+      });
+      EXPECT_TRUE(has(text, "all_to_all_v") || has(text, "barrier")) << text;
+    });
 }
 
 }  // namespace

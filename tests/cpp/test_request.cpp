@@ -368,7 +368,7 @@ TEST(Tickets, MatchUpToTheBuffers) {
   Ticket a{};
   a.collective = Collective::reduce, a.dtype = DType::f16, a.op = Op::max, a.root = 1, a.count = 7;
   Ticket b = a;
-  b.in = {.allocation = 1, .offset = 2}, b.in_place = true, b.by_chunks = true;
+  b.in = {.allocation = 1, .offset = 2}, b.in_place = true, b.saves = 5;
   EXPECT_TRUE(a.matches(b));
   for (const auto& change : std::vector<void (*)(Ticket&)>{
            [](Ticket& t) { t.collective = Collective::broadcast; }, [](Ticket& t) { t.dtype = DType::f32; },
