@@ -47,9 +47,9 @@ inline constexpr std::size_t kMostHeld = 2;
 //
 // The receiver says which way a message goes. It goes through chunks if the two ends would rather have it so
 // and do the same, send and receive or one of the two: the sender may otherwise wait for a call that its
-// receiver makes later. Else the receiver pulls, and needs its sender no
-// more, except if that has nothing else to do: it then writes half. Two ends that exchange, and learn, know
-// from their tickets that they go through chunks.
+// receiver makes later. Else the receiver pulls, and needs its sender no more, except if that has nothing
+// else to do: it then writes half. Two ends that exchange, and learn, know from their tickets that they go
+// through chunks.
 //
 // Both ends may have agreed with an earlier message on chunks for this one, whose sender then never waits:
 // chunks have room for it, once the receiver is there.
