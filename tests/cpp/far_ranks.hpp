@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <limits>
@@ -15,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.hpp"
 #include "base/process.hpp"
 #include "processes.hpp"
 #include "programs.hpp"
@@ -76,13 +78,17 @@ inline Bytes content(int from, int to, std::size_t bytes) {
 struct Rank {
   Communicator& comm;
   Shared& shared;
-  const std::unique_ptr<std::byte[]> memory = std::make_unique<std::byte[]>(kRoom);
+  static constexpr std::size_t kPage = 4096;
+  const std::unique_ptr<std::byte[]> memory = std::make_unique<std::byte[]>(kRoom + kPage);
 
   // Returns whether ranks learn which way calls go. Three calls of a kind then begin with chunks. Ranks that
   // take turns on a core go as the plan says.
   bool learns() const { return comm.size() <= Cores::of_this_process().count(); }
   static constexpr int kFirstByKernel = 3;
-  std::byte* room() const { return memory.get(); }
+  // Begins a page: between some places of a page a copy goes in two parts.
+  std::byte* room() const {
+    return reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::uintptr_t>(memory.get()), kPage));
+  }
 
   // Makes calls. Returns the kernel's copies that all ranks have made for them.
   int copied(const std::function<void()>& calls) {
