@@ -93,7 +93,7 @@ std::vector<Kind> kinds(std::size_t ranks) {
 // the fourth call of a size. counts: and nothing else, as it may do where ranks compare their calls.
 void run_kinds(Rank& rank, std::byte* room, bool by_kernel, bool counts) {
   const auto n = static_cast<std::size_t>(rank.comm.size());
-  const int last = by_kernel && rank.learns() ? Rank::kFirstByKernel : 0;
+  const int last = counts && by_kernel && rank.learns() ? Rank::kFirstByKernel : 0;
   std::set<int> sizes;
   for (const Kind& kind : kinds(n)) {
     const bool direct = kind.quant == NormQuant::none && (kind.rows >= n || kind.sharded);
