@@ -175,9 +175,9 @@ std::size_t one_step_bytes(std::size_t bytes, int measured, int ranks) {
 // The built-in table, measured on 2 cores with 2, 3, 4 and 8 ranks (DESIGN.md, "Plans"): packets while a
 // piece is a few lines; then one step over chunks, as long as what a direct program needs to begin (places
 // told, a meeting at the end) costs more than its copies. Where ranks take turns on a core that is dear, and
-// so is the kernel's help. Of two ranks the sums go through chunks, and for the rest the plan says from where
-// on the kernel's one copy may cost less than two through chunks: on some machines (kernel_fast) it does so
-// early.
+// so is the kernel's help. An all_reduce of two ranks goes through chunks, up to some MiB. For their other
+// calls the plan says from where on the kernel's one copy may cost less than two through chunks: on some
+// machines (kernel_fast) it does so early, in an all_reduce too.
 Plan Plan::of_host(const Host& host) {
   using enum Algorithm;
   Plan plan(Level::host);

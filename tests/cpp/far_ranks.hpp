@@ -81,10 +81,10 @@ struct Rank {
   static constexpr std::size_t kPage = 4096;
   const std::unique_ptr<std::byte[]> memory = std::make_unique<std::byte[]>(kRoom + kPage);
 
-  // Returns whether ranks learn which way calls go. Three calls of a kind then begin with chunks. Ranks that
-  // take turns on a core go as the plan says.
+  // Returns whether ranks learn which way calls go. Ranks that take turns on a core go as the plan says.
   bool learns() const { return comm.size() <= Cores::of_this_process().count(); }
-  static constexpr int kFirstByKernel = 3;
+  // Returns how many calls of a kind go through chunks before the kernel first copies.
+  int before_kernel() const { return learns() ? 3 : 0; }
   // Begins a page: between some places of a page a copy goes in two parts.
   std::byte* room() const {
     return reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::uintptr_t>(memory.get()), kPage));

@@ -56,6 +56,20 @@ TEST(CallWay, OneCallThatLostItsCoreChangesNothing) {
   EXPECT_LE(call(way, last, kKept, 128), 3);
 }
 
+// One in ten calls through chunks is faster than by the kernel: a way that most calls go has its least times
+// more often.
+TEST(CallWay, TimesThatAreSeldomReachedDoNotDecide) {
+  CallWay way;
+  constexpr int kCalls = 4096;
+  int chunks = 0;
+  for (int i = 0; i < kCalls; ++i) {
+    const bool by_chunks = way.next() < 0;
+    way.took(by_chunks, microseconds(!by_chunks ? 90 : i % 10 == 0 ? 80 : 100));
+    chunks += by_chunks;
+  }
+  EXPECT_LE(chunks, kCalls / 8);
+}
+
 // One rank of two has found the kernel slow, once: the calls go through chunks while either says so.
 TEST(CallWay, RanksThatDifferTryTheKernelAgain) {
   CallWay one, other;

@@ -50,7 +50,7 @@ namespace {
 // Makes each call until the kernel copies, and expects that it does then.
 void run_all(Rank& rank) {
   std::uint64_t seed = 1;
-  const int last = rank.learns() ? Rank::kFirstByKernel : 0;
+  const int first = rank.before_kernel();
   for (const Collective collective :
        {Collective::all_reduce, Collective::reduce, Collective::broadcast, Collective::all_gather,
         Collective::gather, Collective::reduce_scatter, Collective::scatter, Collective::all_to_all})
@@ -59,10 +59,10 @@ void run_all(Rank& rank) {
         if (in_place && collective == Collective::all_to_all) continue;  // is staged
         const int root = static_cast<int>(++seed) % rank.comm.size();
         const Case c{collective, "", count, DType::f32, Op::sum, root, in_place, seed};
-        for (int i = 0; i <= last; ++i) {
+        for (int i = 0; i <= first; ++i) {
           const int copied = rank.copied([&] { run_checked(rank.comm, c, rank.room(), kRoom); });
           if (rank.learns() && in_place) continue;  // has learned from the calls before
-          EXPECT_EQ(copied > 0, i == last) << c.text() << ": " << copied << " copies by the kernel";
+          EXPECT_EQ(copied > 0, i == first) << c.text() << ": " << copied << " copies by the kernel";
         }
       }
 }
@@ -106,7 +106,7 @@ TEST_P(FarCalls, OfAllToAllV) {
     return to == 1 || from == to ? 0 : 30001 * static_cast<std::size_t>(from + 1);
   };
   in_processes(n, [&](Rank& rank) {
-    const int me = rank.comm.rank(), last = rank.learns() ? Rank::kFirstByKernel : 0;
+    const int me = rank.comm.rank(), first = rank.before_kernel();
     std::vector<std::size_t> sends, receives;
     Bytes in, expected;
     for (int p = 0; p < n; ++p) {
@@ -118,12 +118,12 @@ TEST_P(FarCalls, OfAllToAllV) {
     for (int r = 0; r < n; ++r)
       for (int p = 0; p < n; ++p) messages += part(r, p) > 0;
     std::byte* out = rank.room() + 1;
-    for (int i = 0; i <= last; ++i) {
+    for (int i = 0; i <= first; ++i) {
       const int copied = rank.copied([&] {
         rank.comm.all_to_all_v({.in = in.data(), .out = out, .dtype = DType::u8}, sends, receives);
       });
       EXPECT_TRUE(std::equal(expected.begin(), expected.end(), out)) << "rank " << me;
-      EXPECT_EQ(copied, i == last ? messages : 0);
+      EXPECT_EQ(copied, i == first ? messages : 0);
     }
   });
 }
@@ -134,13 +134,13 @@ TEST_P(FarCalls, OfRings) {
   const int n = GetParam();
   const auto messages = [&](Rank& rank) {
     const int me = rank.comm.rank(), next = (me + 1) % n, last = (me + n - 1) % n;
-    const int last_call = rank.learns() ? Rank::kFirstByKernel : 0;
+    const int first = rank.before_kernel();
     for (const bool in_place : {false, true})
       for (const std::size_t bytes : kMessages)
-        for (int i = 0; i <= last_call; ++i) {
+        for (int i = 0; i <= first; ++i) {
           const int copied = rank.copied([&] { rank.message(next, last, bytes, in_place); });
           if (in_place) continue;  // a copy of the input is sent, from where the allocator has put it
-          EXPECT_EQ(copied, i == last_call ? n : 0) << bytes << " bytes";
+          EXPECT_EQ(copied, i == first ? n : 0) << bytes << " bytes";
         }
   };
   for (const bool around : {false, true}) in_processes(n, messages, {.around = around});
@@ -149,14 +149,14 @@ TEST_P(FarCalls, OfRings) {
 // One end only sends and the other only receives. Both copy.
 TEST(FarMessages, OneWay) {
   in_processes(2, [](Rank& rank) {
-    const int last = rank.learns() ? Rank::kFirstByKernel : 0;
+    const int first = rank.before_kernel();
     for (const std::size_t bytes : kMessages)
-      for (int i = 0; i <= last; ++i) {
+      for (int i = 0; i <= first; ++i) {
         const int copied = rank.copied([&] {
           if (rank.comm.rank() == 0) rank.message(1, -1, bytes);
           else rank.message(-1, 0, bytes);
         });
-        EXPECT_EQ(copied, i < last ? 0 : bytes > 1 ? 2 : 1) << bytes << " bytes";  // one byte has no half
+        EXPECT_EQ(copied, i < first ? 0 : bytes > 1 ? 2 : 1) << bytes << " bytes";  // one byte has no half
       }
   });
 }

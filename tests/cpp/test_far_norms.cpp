@@ -93,19 +93,19 @@ std::vector<Kind> kinds(std::size_t ranks) {
 // the fourth call of a size. counts: and nothing else, as it may do where ranks compare their calls.
 void run_kinds(Rank& rank, std::byte* room, bool by_kernel, bool counts) {
   const auto n = static_cast<std::size_t>(rank.comm.size());
-  const int last = counts && by_kernel && rank.learns() ? Rank::kFirstByKernel : 0;
+  const int first = counts && by_kernel ? rank.before_kernel() : 0;
   std::set<int> sizes;
   for (const Kind& kind : kinds(n)) {
     const bool direct = kind.quant == NormQuant::none && (kind.rows >= n || kind.sharded);
     const std::size_t row_bytes = kind.hidden * size_of(kind.dtype);
-    const bool has_learned = last > 0 && !sizes.insert(std::bit_width(kind.rows * row_bytes)).second;
-    for (int i = 0; i <= last; ++i) {
+    const bool has_learned = first > 0 && !sizes.insert(std::bit_width(kind.rows * row_bytes)).second;
+    for (int i = 0; i <= first; ++i) {
       const Placed placed(rank.comm, kind, room);
       const int copied = rank.copied([&] { all_reduce_rms_norm(rank.comm, placed.call); });
       placed.check(rank.comm, kind);
       // rows that are longer than a chunk go by the collectives, which learn too
-      if (!counts || has_learned || (i < last && row_bytes > 64 << 10)) continue;
-      EXPECT_EQ(copied > 0, direct && by_kernel && i == last)
+      if (!counts || has_learned || (i < first && row_bytes > 64 << 10)) continue;
+      EXPECT_EQ(copied > 0, direct && by_kernel && i == first)
           << kind.text() << ": " << copied << " copies by the kernel";
     }
   }

@@ -10,7 +10,7 @@
 
 namespace unisono::fused {
 
-// What the GPUs of all ranks let a kernel do.
+// The limits that the GPUs of all ranks set to a kernel.
 struct Gpus {
   std::size_t most_blocks;
   bool clusters, nvlink;
