@@ -80,9 +80,10 @@ struct Form {
 // Returns whether there is a kernel in one step that holds short rows in registers, of as many clusters as
 // rows, each of `shares` blocks, with so many messages between two blocks. element: bytes.
 constexpr bool is_short(bool lines, std::size_t element, int ranks, unsigned shares, unsigned messages) {
-  const bool of_lines = lines && element == 2;
-  if (messages == 2) return shares <= 2 && of_lines && ranks <= 4;  // more peers leave no registers
-  return messages == 1 && (shares == 4 || shares == 8 || (shares == 2 && of_lines));
+  const bool halves = element == 2;  // wider ones, and more peers, leave fewer registers
+  if (messages == 2)
+    return lines && (halves ? shares <= 2 && ranks <= 4 : (shares == 2 || shares == 4) && ranks == 2);
+  return messages == 1 && (shares == 4 || shares == 8 || (shares == 2 && lines && (halves || ranks == 2)));
 }
 
 // Return the kernel of a call, for cudaLaunchKernel. In one step everyone sums every row, in two its owner.

@@ -10,32 +10,39 @@ namespace unisono::fused {
 namespace {
 
 constexpr std::size_t kLeastPart = 1024;  // bytes of a row, of each block of a cluster
+constexpr std::size_t kLongest = cuda::kMaxThreads * cuda::kLineUnit;  // bytes of a message by lines
 constexpr std::size_t kFewestOwned =
     10;  // rows of an owner for which a second step pays (docs/notes/fused.md)
 constexpr std::size_t kMostOfBlock = std::size_t{14} << 10;  // bytes of all ranks, where blocks are few
-constexpr std::size_t kLeastOfMany = std::size_t{10} << 10;  // bytes of a row, of more rows than blocks
+constexpr std::size_t kLeastOfMessage = 4608,
+                      kLeastBeside = 1024;  // bytes of a row, of more rows than blocks
 
 // Returns how many blocks of a cluster share a row: whole words, of which messages are made. Clusters that
-// leave a quarter of a GPU free are faster than twice as large ones (docs/notes/fused.md).
-unsigned cluster_of(const Task& task, std::size_t rows, std::size_t most_blocks) {
-  const std::size_t hidden = task.call.hidden;
-  const std::size_t most = std::min<std::size_t>(most_blocks, 3 * cuda::kMostBlocks / 4);
+// leave a quarter of a GPU free are faster than twice as large ones. Two blocks take all of a GPU for rows of
+// more messages than one block holds in registers, two of 16-bit elements (docs/notes/fused.md).
+unsigned cluster_of(const Task& task, const Cut& cut, std::size_t most_blocks) {
+  const std::size_t hidden = task.call.hidden, most = 3 * std::size_t{cuda::kMostBlocks} / 4;
+  const std::size_t of_block = task.call.dtype == DType::f32 ? kLongest : 2 * kLongest;
+  const bool long_rows = cut.lines && !cut.two_steps && task.row_bytes > of_block && hidden > gpu::kNotShort;
   unsigned cluster = task.row_bytes % cuda::kPacketBytes == 0 ? 8 : 1;
   const auto pays = [&] {
-    return rows * cluster <= most && task.row_bytes >= cluster * kLeastPart &&
-           norm::kPartials - norm::kPartials / cluster < hidden;
+    const bool on_all = cluster == 2 && long_rows;
+    return cut.steps * cluster <= (on_all ? most_blocks : std::min(most_blocks, most)) &&
+           task.row_bytes >= cluster * kLeastPart && norm::kPartials - norm::kPartials / cluster < hidden;
   };
   while (cluster > 1 && !pays()) cluster /= 2;
   return cluster;
 }
 
 // Returns whether a kernel that may take all SMs, and does not hold rows in registers, pays where the plan
-// names it. One step by lines was planned by one width of rows: with three messages of a row, and with many
-// short rows, the calls apart take less (docs/notes/fused.md). What is quantised stays: apart it needs a
-// place for the sums, which the call may not have.
+// names it. One step by lines was planned by one width of rows: the calls apart take less of f32 in more than
+// one message, and of many rows whose messages are half empty (docs/notes/fused.md). What is quantised stays:
+// apart it needs a place for the sums, which the call may not have.
 bool pays_with_all_sms(const Task& task, const Cut& cut, Algorithm planned) {
   if (planned != Algorithm::one_shot_ll128 || task.call.quant != NormQuant::none) return true;
-  return cut.messages <= 2 && (task.call.rows <= cut.teams || task.row_bytes >= kLeastOfMany);
+  const bool a_row_each = task.call.rows <= cut.teams;
+  if (task.call.dtype == DType::f32) return a_row_each && cut.messages == 1;
+  return a_row_each || task.row_bytes >= cut.messages * kLeastOfMessage + kLeastBeside;
 }
 
 // Returns whether one that has few blocks pays: if they have few bytes.
@@ -61,7 +68,7 @@ Cut cut_of(const Task& task, const Gpus& gpus, Algorithm algorithm) {
                   (task.call.algorithm != NormAlgorithm::automatic || task.owned_by(0).count >= kFewestOwned);
   cut.steps = cut.two_steps ? task.owned_by(0).count : task.call.rows;
   cut.at_a_time = cut.two_steps ? static_cast<std::size_t>(task.ranks) : 1;
-  cut.cluster = cluster_of(task, cut.steps, gpus.clusters ? gpus.most_blocks : 0);
+  cut.cluster = cluster_of(task, cut, gpus.clusters ? gpus.most_blocks : 0);
   cut.bits = gpu::kRowBits - static_cast<unsigned>(std::countr_zero(cut.cluster));
   const gpu::Share largest(0, cut.bits, static_cast<unsigned>(task.call.hidden));
   cut.row_bytes = held_bytes(task, largest.count, cut.at_a_time);
