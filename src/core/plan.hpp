@@ -77,6 +77,13 @@ class Plan {
     return collective == all_reduce || collective == all_reduce_rms_norm ? Algorithm::two_shot
                                                                          : Algorithm::push;
   }
+  // Returns the program over chunks of a call on CPUs that the plan lets go directly, and that does not. Two
+  // ranks carry as much in one step as in two, which make each sum once.
+  static Algorithm staged(Collective collective, int ranks, std::size_t bytes) {
+    constexpr std::size_t kOneStep = std::size_t{64} << 10;
+    const bool in_one = collective == Collective::all_reduce && ranks == 2 && bytes <= kOneStep;
+    return in_one ? Algorithm::one_shot : staged(collective);
+  }
 
   // Returns whether a call may name that algorithm; returns all such algorithms.
   static bool has(Collective collective, Algorithm algorithm, Level level);

@@ -113,10 +113,8 @@ class LocalCommunicator : public Communicator::Impl {
     return request.algorithm == Algorithm::automatic && is_direct(planned(request));
   }
   Algorithm planned(const Request& request) const;
-  // Returns the program for a call that cannot be direct. Two ranks carry as much in one step as in two.
-  Algorithm staged(Collective collective) const {
-    return collective == Collective::all_reduce && size() == 2 ? Algorithm::one_shot
-                                                               : Plan::staged(collective);
+  Algorithm staged(const Request& request) const {
+    return Plan::staged(request.collective, size(), request.bytes());
   }
   bool meet_places(Request& request, host::CallWay* way);
   host::CallWay* way_of(const Request& request);

@@ -38,7 +38,7 @@ LocalCommunicator::Choice LocalCommunicator::choose_program(Request& request) {
   const bool copies = request.algorithm == Algorithm::automatic && is_direct(plain);
   host::CallWay* const way = copies ? way_of(request) : nullptr;
   const bool asks = asks_for_places(request, plain) && !(way && way->held());
-  if (!asks) request.algorithm = copies ? staged(request.collective) : plain;  // direct needs places
+  if (!asks) request.algorithm = copies ? staged(request) : plain;  // direct needs places
   return {asks, way};
 }
 
@@ -210,14 +210,14 @@ bool LocalCommunicator::meet_places(Request& request, host::CallWay* way) {
   if (automatic) {
     algorithm = host_plan().choose(request.collective, request.bytes(), symmetric);
     either = is_direct(algorithm) && within_reach && !symmetric;
-    if (is_direct(algorithm) && !symmetric && saved < 0) algorithm = staged(request.collective);
+    if (is_direct(algorithm) && !symmetric && saved < 0) algorithm = staged(request);
     if (check_) {
       Ticket mine = tickets[static_cast<std::size_t>(rank())];
       mine.algorithm = algorithm;
       compare(*this, group_.exchange(mine));
     }
   }
-  if (is_direct(algorithm) && !within_reach && automatic) algorithm = staged(request.collective);
+  if (is_direct(algorithm) && !within_reach && automatic) algorithm = staged(request);
   if (way && !check_) way->hold(symmetric, symmetric_->ever(), !is_direct(algorithm), traits.out.root_only);
   if (!is_direct(algorithm)) return either;
   if (!within_reach) refuse_direct(algorithm);

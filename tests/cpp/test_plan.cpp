@@ -379,6 +379,15 @@ TEST(Plan, StagedProgramsTakeAnyPointer) {
   }
 }
 
+TEST(Plan, LongSumsOfTwoRanksAreMadeOnceOverChunksToo) {
+  using enum Collective;
+  constexpr std::size_t most = std::size_t{64} << 10;  // of one step
+  EXPECT_EQ(Plan::staged(all_reduce, 2, most), Algorithm::one_shot);
+  EXPECT_EQ(Plan::staged(all_reduce, 2, most + 1), Algorithm::two_shot);
+  EXPECT_EQ(Plan::staged(all_reduce, 3, most), Algorithm::two_shot);
+  EXPECT_EQ(Plan::staged(broadcast, 2, most + 1), Algorithm::push);
+}
+
 TEST(Names, AreDistinctAndReadBack) {
   std::set<std::string_view> names;
   for (int i = 0; i < kAlgorithms; ++i) {
