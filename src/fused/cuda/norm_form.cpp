@@ -14,8 +14,8 @@ constexpr std::size_t kLongest = cuda::kMaxThreads * cuda::kLineUnit;  // bytes 
 constexpr std::size_t kFewestOwned =
     10;  // rows of an owner for which a second step pays (docs/notes/fused.md)
 constexpr std::size_t kMostOfBlock = std::size_t{14} << 10;  // bytes of all ranks, where blocks are few
-constexpr std::size_t kLeastOfMessage = 4608,
-                      kLeastBeside = 1024;  // bytes of a row, of more rows than blocks
+// Bytes that a row has at least for each of its messages, and beside these, where rows are more than blocks.
+constexpr std::size_t kLeastOfMessage = 4608, kLeastBeside = 1024;
 
 // Returns how many blocks of a cluster share a row: whole words, of which messages are made. Clusters that
 // leave a quarter of a GPU free are faster than twice as large ones. Two blocks take all of a GPU for rows of
