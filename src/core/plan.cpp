@@ -151,7 +151,7 @@ Borders borders_of(const Plan::Host& host, bool reached) {
     return {.one_shot = 16 * kKiB, .push = 16 * kKiB, .push_of_pair = 8 * kKiB, .norm = 16 * kKiB};
   if (n == 2)  // of sums two steps carry as many bytes as one, and make each sum once
     return {.one_shot = (host.cached ? 32 : 64) * kKiB,
-            .two_shot = (host.cached ? 64 : 4) * kKiB * kKiB,
+            .two_shot = 64 * kKiB,
             .push = 64 * kKiB,
             .push_of_pair = 16 * kKiB};
   if (!host.cached)
@@ -175,9 +175,8 @@ std::size_t one_step_bytes(std::size_t bytes, int measured, int ranks) {
 // The built-in table, measured on 2 cores with 2, 3, 4 and 8 ranks (DESIGN.md, "Plans"): packets while a
 // piece is a few lines; then one step over chunks, as long as what a direct program needs to begin (places
 // told, a meeting at the end) costs more than its copies. Where ranks take turns on a core that is dear, and
-// so is the kernel's help. An all_reduce of two ranks goes through chunks, up to some MiB. For their other
-// calls the plan says from where on the kernel's one copy may cost less than two through chunks: on some
-// machines (kernel_fast) it does so early, in an all_reduce too.
+// so is the kernel's help. For calls of two ranks the plan says from where on the kernel's one copy may cost
+// less than two through chunks: on some machines (kernel_fast) it does so early.
 Plan Plan::of_host(const Host& host) {
   using enum Algorithm;
   Plan plan(Level::host);

@@ -39,8 +39,9 @@ class CallWay {
     if (!waits) return;
     learn(of_asking_, asking);
     if (alike_ < kUnlike) return;
-    learn(by_chunks ? of_chunks_ : of_kernel_, time);
-    if (!by_chunks) learn(of_asked_, asking + time);
+    const bool anew = tries_ && alike_ == kUnlike;  // what is known of that way is as old as the last try
+    learn(by_chunks ? of_chunks_ : of_kernel_, time, anew);
+    if (!by_chunks) learn(of_asked_, asking + time, anew);
   }
   // Learns from a held call whose data goes one way, to this rank. Its pieces may lie there before it begins:
   // the faster way of calls back to back is not always that of calls whose ranks begin together. The time
@@ -90,9 +91,9 @@ class CallWay {
   // Follows times down fast and up slowly, to about the fastest fifth: a rank that is delayed takes longer,
   // many times if its thread loses the core. Not the least: of the way that most calls go, that would be of
   // more calls.
-  static void learn(double& usual, Clock::duration time) {
+  static void learn(double& usual, Clock::duration time, bool anew = false) {
     const auto now = static_cast<double>(time.count());
-    if (usual == 0) usual = now;
+    if (usual == 0 || anew) usual = now;
     usual += now < usual ? (now - usual) / 2 : (std::min(now, 1.5 * usual) - usual) / 8;
   }
 

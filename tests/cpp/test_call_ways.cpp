@@ -56,6 +56,19 @@ TEST(CallWay, OneCallThatLostItsCoreChangesNothing) {
   EXPECT_LE(call(way, last, kKept, 128), 3);
 }
 
+// The first calls find rings that no cache has, and a rank may lose its core in its only try of a way.
+TEST(CallWay, OfATryOnlyTheLastOneCounts) {
+  CallWay cold, lost;
+  bool last = false;
+  call(cold, last, {55, 25, 25}, 16);
+  call(cold, last, {22, 25, 25}, 48);
+  EXPECT_GE(call(cold, last, {22, 25, 25}, 128), 128);
+  last = false;
+  call(lost, last, {18, 5000, 5000}, 16);
+  call(lost, last, kKept, 48);
+  EXPECT_EQ(call(lost, last, kKept, 128), 0);
+}
+
 // One in ten calls through chunks is faster than by the kernel: a way that most calls go has its least times
 // more often.
 TEST(CallWay, TimesThatAreSeldomReachedDoNotDecide) {
