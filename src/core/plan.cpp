@@ -264,11 +264,11 @@ Plan Plan::of_many_gpus(int ranks) {
     plan.add({Collective::all_reduce, symmetric, kRest, symmetric ? two_shot_push : two_shot});
     for (const Collective collective : pushed()) {
       const CollectiveTraits& traits = traits_of(collective);
+      const bool messages = traits.two_ended || traits.by_parts();
       Algorithm large = push;
-      if (traits.two_ended || (symmetric && !traits.by_parts()))
-        large = collective == Collective::reduce ? two_shot_push : direct;
+      if (messages || symmetric) large = collective == Collective::reduce ? two_shot_push : direct;
       else if (collective == Collective::broadcast) large = scatter_all_gather;
-      plan.add({collective, symmetric, traits.two_ended ? 16 * kStep : of_each, push});
+      plan.add({collective, symmetric, messages ? 16 * kStep : of_each, push});
       plan.add({collective, symmetric, kRest, large});
     }
   }
@@ -330,31 +330,37 @@ void Plan::set(const std::vector<Entry>& entries) {
 }
 
 const Plan::Entry* Plan::find(Collective collective, std::size_t bytes, bool symmetric) const {
-  // on GPUs no rank knows the others' parts, or whether the other of two has symmetric memory
-  if (level_ == Level::device && collective == Collective::all_to_all_v) symmetric = false, bytes = kRest;
-  if (level_ == Level::device && collective == Collective::send_recv) symmetric = false;
+  // on GPUs no rank knows whether the other of two has symmetric memory
+  const CollectiveTraits& traits = traits_of(collective);
+  if (level_ == Level::device && (traits.two_ended || traits.by_parts())) symmetric = false;
   for (const Entry& entry : entries_[static_cast<int>(collective)][symmetric])
     if (bytes <= entry.up_to_bytes) return &entry;
   return nullptr;
 }
 
+const Plan::Entry* Plan::of_messages(bool direct) const {
+  const auto& known = entries_[static_cast<int>(Collective::all_to_all_v)][false];
+  const auto last = std::find_if(known.rbegin(), known.rend(),
+                                 [&](const Entry& entry) { return is_direct(entry.algorithm) == direct; });
+  return last == known.rend() ? nullptr : &*last;
+}
+
 Algorithm Plan::choose(Collective collective, std::size_t bytes, bool symmetric) const {
   const bool on_gpu = level_ == Level::device;
-  // each message by its own size, so that both of its ends do alike
-  if (collective == Collective::batch_send_recv || (on_gpu && collective == Collective::all_to_all_v)) {
-    const Algorithm alone = choose(Collective::send_recv, bytes, false);
-    if (!on_gpu) return is_packets(alone) ? Algorithm::push_packets : Algorithm::push;
-    if (is_direct(alone) && symmetric) return alone;
-    collective = Collective::all_to_all_v;
-  }
-  const Entry* found = find(collective, bytes, symmetric);
+  if (collective == Collective::batch_send_recv && !on_gpu)  // both ends of a message do alike
+    return is_packets(choose(Collective::send_recv, bytes, false)) ? Algorithm::push_packets
+                                                                   : Algorithm::push;
+  const bool batch = collective == Collective::batch_send_recv;
+  const Entry* found = find(batch ? Collective::send_recv : collective, bytes, symmetric);
+  const bool tells = found && is_direct(found->algorithm) && symmetric;
+  if (on_gpu && traits_of(collective).by_parts() && !tells) found = of_messages(false);
   return found ? found->algorithm : staged(collective);
 }
 
 Shape Plan::shape(Collective collective, std::size_t bytes, bool symmetric, Algorithm algorithm) const {
   const bool parts = level_ == Level::device && traits_of(collective).by_parts();
-  const Entry* found = find(parts ? Collective::all_to_all_v : collective, bytes, symmetric);
-  if (parts && found && found->algorithm != algorithm) found = find(Collective::send_recv, kRest, symmetric);
+  const Entry* found = parts ? of_messages(is_direct(algorithm)) : find(collective, bytes, symmetric);
+  if (parts && !found) found = find(Collective::send_recv, kRest, false);
   return found && found->algorithm == algorithm ? found->shape : Shape{};
 }
 

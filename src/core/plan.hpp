@@ -28,7 +28,10 @@ class Plan {
     // Whether every buffer is symmetric. On plain memory direct needs ranks that can copy from each other's.
     // On GPUs send_recv and all_to_all_v have one list for both, that of plain memory.
     bool symmetric;
-    std::size_t up_to_bytes;  // of the call's larger buffer; the first entry with enough counts
+    // Of the call's larger buffer; the first entry with enough counts. On GPUs, of a message of an
+    // all_to_all_v: its messages go directly or not by their own sizes, and those of each kind by the last
+    // entry of that kind, since they are one kernel's.
+    std::size_t up_to_bytes;
     Algorithm algorithm;
     Shape shape{};  // on a GPU
   };
@@ -93,6 +96,7 @@ class Plan {
   explicit Plan(Level level) : level_(level) {}
   void add(const Entry& entry) { range(entry.collective, entry.symmetric).push_back(entry); }
   const Entry* find(Collective collective, std::size_t bytes, bool symmetric) const;
+  const Entry* of_messages(bool direct) const;  // on GPUs
   Level level_;
   std::vector<Entry>& range(Collective collective, bool symmetric) {
     return entries_[static_cast<int>(collective)][symmetric];

@@ -292,26 +292,44 @@ TEST(Plan, OfGpusHasOneEntryForAllMemoryOfPairsAndParts) {
   }
 }
 
-// Each message of these collectives goes directly if it would alone, all in one shape: that of the
-// collective's own entry if that is direct. If not, the message goes by the own entry.
+// Messages of these collectives go directly by their own sizes, those of a batch as a send_recv does: those
+// that do in one kernel, the others in another.
 TEST(Plan, OfGpusGoesByTheSizeOfEachMessage) {
-  constexpr Shape kOwn{8, 64, 960}, kSmall{32, 128, 4096}, kLarge{128, 256, 32768};
+  constexpr Shape kStaged{8, 64, 960}, kSmall{32, 128, 4096}, kDirect{128, 256, 32768};
   Plan plan = Plan::of_gpu("", 2);
-  plan.set({{Collective::all_to_all_v, false, kRest, push_ll128, kOwn},
-            {Collective::send_recv, false, 1000, push_packets},
-            {Collective::send_recv, false, 2000, direct, kSmall},
-            {Collective::send_recv, false, kRest, direct, kLarge}});
+  plan.set({{Collective::all_to_all_v, false, 500, push_packets},
+            {Collective::all_to_all_v, false, 1000, push_ll128, kStaged},
+            {Collective::all_to_all_v, false, kRest, direct, kDirect},
+            {Collective::send_recv, false, 1000, push},
+            {Collective::send_recv, false, kRest, direct, kSmall}});
   for (const Collective collective : {Collective::batch_send_recv, Collective::all_to_all_v}) {
-    for (const bool tells : {false, true}) EXPECT_EQ(plan.choose(collective, 1000, tells), push_ll128);
+    for (const bool tells : {false, true})
+      for (const std::size_t bytes : {0, 500, 501, 1000})
+        EXPECT_EQ(plan.choose(collective, bytes, tells), push_ll128);
     EXPECT_EQ(plan.choose(collective, 1001, true), direct);
     EXPECT_EQ(plan.choose(collective, 1001, false), push_ll128);  // no receiver can tell an address
     for (const std::size_t bytes : {std::size_t{1}, std::size_t{1500}, kRest}) {
-      EXPECT_EQ(plan.shape(collective, bytes, false, push_ll128).piece_bytes, kOwn.piece_bytes);
-      EXPECT_EQ(plan.shape(collective, bytes, false, direct).piece_bytes, kLarge.piece_bytes);
+      EXPECT_EQ(plan.shape(collective, bytes, false, push_ll128).piece_bytes, kStaged.piece_bytes);
+      EXPECT_EQ(plan.shape(collective, bytes, false, direct).piece_bytes, kDirect.piece_bytes);
+      EXPECT_EQ(plan.shape(collective, bytes, false, push_packets).piece_bytes, 0u);
     }
   }
-  plan.set({{Collective::all_to_all_v, false, kRest, direct, kOwn}});
-  EXPECT_EQ(plan.shape(Collective::all_to_all_v, 1500, false, direct).piece_bytes, kOwn.piece_bytes);
+  plan.set({{Collective::all_to_all_v, false, kRest, push_ll128, kStaged}});
+  EXPECT_EQ(plan.choose(Collective::all_to_all_v, kRest, true), push_ll128);
+  EXPECT_EQ(plan.choose(Collective::batch_send_recv, kRest, true), direct);
+  EXPECT_EQ(plan.shape(Collective::batch_send_recv, kRest, false, direct).piece_bytes, kSmall.piece_bytes);
+  plan.set({{Collective::all_to_all_v, false, kRest, direct, kDirect}});
+  EXPECT_EQ(plan.choose(Collective::all_to_all_v, 1, true), direct);
+  EXPECT_EQ(plan.choose(Collective::all_to_all_v, 1, false), push);
+}
+
+// Among more than two GPUs short and long parts would wait for each other. A batch may well have one message.
+TEST(Plan, OfGpusSendsPartsDirectlyBetweenTwo) {
+  for (int ranks = 2; ranks <= 8; ++ranks) {
+    const Plan plan = Plan::of_gpu("", ranks);
+    EXPECT_EQ(plan.choose(Collective::all_to_all_v, kRest, true), ranks == 2 ? direct : push_ll128);
+    EXPECT_EQ(plan.choose(Collective::batch_send_recv, kRest, true), direct);
+  }
 }
 
 TEST(Plan, OfGpusOverPcieReachesNowhereAndHasNoLines) {

@@ -159,7 +159,7 @@ def test_each_message_goes_by_its_own_size(n: int, memory: str) -> None:
             pytest.skip("nobody is reached")
         rows = [(5000, "push_packets", (0, 0, 0)), (None, "direct", (16, 128, 4096))]
         for comm in ranks.comms:
-            comm.set_plan([("send_recv", False, *row) for row in rows])
+            comm.set_plan([(name, False, *row) for name in ("all_to_all_v", "send_recv") for row in rows])
             assert [comm.plan("all_to_all_v", size * n) for size in (5001, 1 << 20)] == ["direct"] * 2
             assert comm.plan("all_to_all_v", 5000 * n) != "direct"
         pool = ranks.comms.empty(5 << 20, torch.uint8)

@@ -246,6 +246,32 @@ def test_a_plan_that_ignores_the_size_has_one_entry() -> None:
     assert [e["algorithm"] for e in tune.choose(found)] == ["push_ll128", "push_packets"]
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_only_two_gpus_send_parts_directly(ranks: int) -> None:
+    sizes = [
+        ("all_to_all_v", 8, {"push": 1.0}),
+        ("all_to_all_v", 512, {"push": 8.0}),
+        ("send_recv", 8, {"push": 1.0, "direct@16x128x4096": 2.0}),
+        ("send_recv", 128, {"push": 3.0, "direct@16x128x4096": 1.0, "direct@16x256x4096": 2.0}),
+        ("send_recv", 512, {"push": 8.0, "direct@16x128x4096": 9.0, "direct@16x256x4096": 7.0}),
+    ]
+    found = [
+        msgspec.structs.replace(
+            result(size, name, time),
+            algorithm=name.partition("@")[0],
+            case=make_case(collective, size, "f32", ranks, memory="symmetric"),
+        )
+        for collective, size, times in sizes
+        for name, time in times.items()
+    ]
+    parts = [e for e in tune.choose(found, "cuda") if e["collective"] == "all_to_all_v"]
+    columns = [(e["up_to_bytes"], e["algorithm"], e.get("threads")) for e in parts]
+    assert columns == ([(32, "push", None), (None, "direct", 256)] if ranks == 2 else [(None, "push", None)])
+    if ranks == 2:  # without a size that goes directly there is none for parts either
+        near = [r for r in found if r.case.bytes == 8]
+        assert [e["algorithm"] for e in tune.choose(near, "cuda")] == ["push", "push"]
+
+
 def test_of_several_modes_the_geometric_mean_counts() -> None:
     def in_mode(mode: str, algorithm: str, median: float) -> Result:
         return msgspec.structs.replace(

@@ -39,8 +39,8 @@ TOLERANCE = 0.01  # times that differ by a smaller share are equal
 # On GPUs, no rank knows the buffers of the others in these collectives. Their plan therefore ignores the kind
 # of memory, which the table calls plain.
 ANY_MEMORY = ("all_to_all_v", "send_recv")
-# Nor does any rank know the longest part in these. Their plan ignores the size, and their one entry is for
-# the algorithms that are not direct.
+# Nor does any rank know the longest part in these. So all parts that are not sent directly go by one entry,
+# whatever their size.
 ANY_SIZE = ("all_to_all_v",)
 AS_PAYS = "@0x0x0"  # the library's own shape of a kernel, whatever the table in force says
 
@@ -121,7 +121,27 @@ def choose(results: Sequence[Result], device: str = "cpu") -> list[dict[str, Any
                     border = None if last else math.isqrt(size * chosen[index + 1][0])
                     entry = {"collective": collective, "memory": memory, "up_to_bytes": border}
                     entries.append({**entry, **_columns(variant)})
+    if device == "cuda" and {r.case.ranks for r in results} == {2}:
+        return _parts_of_two(entries)
     return entries
+
+
+def _parts_of_two(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the entries with one more for the parts that two GPUs send directly, which are as long as the
+    messages that a send_recv sends so. Among more GPUs no part goes directly, since long and short ones would
+    wait for each other (docs/notes/gpu-kernels.md)."""
+    sent = [entry for entry in entries if entry["collective"] == "send_recv"]
+    staged = [entry for entry in sent if entry["algorithm"] != "direct"]
+    if not staged or sent[-1] is staged[-1]:
+        return list(entries)
+    made: list[dict[str, Any]] = []
+    for entry in entries:
+        if entry["collective"] not in ANY_SIZE:
+            made.append(entry)
+            continue
+        made.append({**entry, "up_to_bytes": staged[-1]["up_to_bytes"]})
+        made.append({**sent[-1], "collective": entry["collective"]})
+    return made
 
 
 def brief(results: Sequence[Result]) -> int:
