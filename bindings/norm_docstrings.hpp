@@ -24,7 +24,8 @@ Args:
     algorithm: one_shot, two_shot or apart; on GPUs also one_shot_ll128 or two_shot_ll128, which need NVLink; None: as
         the plan of all_reduce_rms_norm says. The bits are the same.
 
-On a GPU the residual is replicated. With quant and the algorithm apart, residual_out is not residual there.)";
+On a GPU the residual is replicated. With quant, residual_out is residual on every rank or on none there, and with the
+algorithm apart on none.)";
 
 constexpr const char* kAllReduceRmsNorm =
     R"(Sums x over the ranks, adds the residual, and normalises each row by its root mean square.

@@ -57,7 +57,9 @@ struct NormCall {
   const void* bias = nullptr;      // [hidden]; null: none. For all_reduce_layer_norm
   // [rows, hidden] of dtype, or of e4m3 with `quant`. May be x, or without `sharded` residual, if of dtype.
   void* out = nullptr;
-  void* residual_out = nullptr;  // [rows, hidden]. May be residual, or without `sharded` x
+  // [rows, hidden]. May be residual, or without `sharded` x. On GPUs, with `quant`, it is residual on every
+  // rank or on none.
+  void* residual_out = nullptr;
   // fp8_token: [rows] f32. fp8_128: [rows, blocks] f32. mx: [rows, blocks] u8, blocks a multiple of 4. Else
   // null.
   void* scales = nullptr;

@@ -102,6 +102,8 @@ Asked::Asked(const Task& task)
       sharded(task.call.sharded),
       algorithm(static_cast<int>(task.call.algorithm)),
       biased(task.call.bias != nullptr),
+      in_place(task.call.memory == Memory::device && task.call.quant != NormQuant::none &&
+               task.call.residual_out == task.call.residual),
       eps(task.call.eps),
       scale(task.call.quant == NormQuant::fp8 ? task.call.scale : 0),
       rows(task.call.rows),
@@ -114,6 +116,7 @@ std::string Asked::text() const {
   said += " of " + std::to_string(rows) + " x " + std::to_string(hidden) + " " +
           std::string(name_of(static_cast<DType>(dtype))) + numbers;
   if (biased) said += ", with a bias";
+  if (in_place) said += ", residual_out is residual";
   if (sharded) said += ", with a sharded residual";
   if (quant) said += ", quant " + std::string(name_of(static_cast<NormQuant>(quant)));
   if (scale != 0) {
@@ -127,7 +130,7 @@ std::string Asked::text() const {
 std::uint32_t Asked::mark() const {
   std::uint64_t hash = 0x9e3779b97f4a7c15u;
   const auto add = [&](std::uint64_t field) { hash = (hash ^ field) * 0xff51afd7ed558ccdu; };
-  for (const std::int32_t field : {kind, dtype, quant, sharded, algorithm, biased})
+  for (const int field : std::initializer_list<int>{kind, dtype, quant, sharded, algorithm, biased, in_place})
     add(static_cast<std::uint64_t>(field));
   add(std::bit_cast<std::uint32_t>(eps));
   add(std::bit_cast<std::uint32_t>(scale));

@@ -47,7 +47,8 @@ struct Task {
 
 // The arguments that must be alike on every rank.
 struct Asked {
-  std::int32_t kind, dtype, quant, sharded, algorithm, biased;
+  std::int32_t kind, dtype, quant, sharded, algorithm;
+  std::int16_t biased, in_place;  // in_place: residual_out is residual, where that decides the algorithm
   float eps, scale;
   std::uint64_t rows, hidden;
   explicit Asked(const Task& task);

@@ -113,7 +113,7 @@ def test_replay_after_a_failure(marker: dict[str, str]) -> None:
         assert all(error_of(again)["text"] == text for again in one["again"])
 
 
-@pytest.mark.parametrize("what", ["count", "dtype", "op", "collective", "place", "out"])
+@pytest.mark.parametrize("what", ["count", "dtype", "op", "collective", "place", "out", "norm"])
 @pytest.mark.parametrize("n", [2, 3])
 def test_mismatch(n: int, what: str, marker: dict[str, str]) -> None:
     errors = play(n, "differs", what, env=marker).errors()

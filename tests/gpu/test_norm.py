@@ -182,6 +182,14 @@ def test_quantised_apart_needs_another_residual_out() -> None:
         play(ranks, job)
 
 
+def test_quantised_rows_are_summed_where_there_is_a_place() -> None:
+    """In place in one kernel, which the plan would leave to the calls apart."""
+    with gpus(2) as ranks:
+        for number, (rows, dtype) in enumerate(itertools.product((150, 300), ("bf16", "f32"))):
+            for alias in ("", "residual"):
+                play(ranks, Job("many", number, 2, rows, 4096, dtype, quant="fp8_128", alias=alias))
+
+
 def test_a_rank_that_stays_away() -> None:
     job = Job("late", 0, 2, 4, 4096)
     with gpus(2, timeout_s=1.0) as ranks:

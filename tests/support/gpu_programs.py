@@ -259,13 +259,12 @@ def differs(what: str) -> None:
     if what == "out":  # only the root passes out
         here.comm.reduce(x, out=pool[8:] if here.rank == 0 else None)
     elif what == "plan":  # each message goes by its own size
-        here.comm.set_plan(
-            [
-                ("send_recv", False, None, "direct" if other else "push"),
-                ("all_to_all_v", False, None, "push_ll128"),
-            ]
-        )
+        here.comm.set_plan([("all_to_all_v", False, None, "direct" if other else "push_ll128")])
         here.comm.all_to_all_v(x[: here.size], [1] * here.size, [1] * here.size)
+    elif what == "norm":  # its sums would have a place on the other rank alone
+        row, weight = x.reshape(1, 4), torch.ones_like(x)
+        options = unisono.NormOptions(quant="fp8_token", residual_out=torch.empty_like(row) if other else row)
+        here.comm.all_reduce_rms_norm(torch.ones_like(row), row, weight, options=options)
     elif what == "collective" and other:
         here.comm.broadcast(x)
     else:

@@ -20,8 +20,7 @@ constexpr std::size_t kFewRows = 256;  // of a kernel with a block of so many th
 
 std::uintptr_t number(const void* at) { return reinterpret_cast<std::uintptr_t>(at); }
 
-// Returns where the sums of an all_reduce go: an output whose bytes are as many, and that is no input of the
-// kernel.
+// Returns where the sums of an all_reduce go. Requires: can_run_apart.
 byte* place_of_sums(const Task& task) {
   const NormCall& call = task.call;
   if (call.quant == NormQuant::none && call.out != call.residual) return task.out(0);
@@ -145,8 +144,8 @@ void check_for_gpu(Communicator::Impl& impl, const Task& task) {
       !impl.gpu()->nvlink())
     throw UsageError(std::string(name_of(call.algorithm)) +
                      " needs peer access over NVLink: use one_shot or two_shot, or leave the algorithm out.");
-  if (call.quant != NormQuant::none && call.residual_out == call.residual && call.rows > 0 &&
-      task.ranks > 1 && runs_apart(algorithm_of(impl, task, by_plan(impl, task))))
+  if (!can_run_apart(task) && call.rows > 0 && task.ranks > 1 &&
+      runs_apart(algorithm_of(impl, task, by_plan(impl, task))))
     throw UsageError(
         "residual_out is residual, which a norm with quant apart from the all_reduce cannot take: give it "
         "memory of its own.");

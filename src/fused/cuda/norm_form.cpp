@@ -36,13 +36,14 @@ unsigned cluster_of(const Task& task, const Cut& cut, std::size_t most_blocks) {
 
 // Returns whether a kernel that may take all SMs, and does not hold rows in registers, pays where the plan
 // names it. One step by lines was planned by one width of rows: the calls apart take less of f32 in more than
-// one message, and of many rows whose messages are half empty (docs/notes/fused.md). What is quantised stays:
-// apart it needs a place for the sums, which the call may not have.
+// one message, and of more rows than clusters where messages are half empty, or where a fifth of the clusters
+// has no row at last (docs/notes/fused.md).
 bool pays_with_all_sms(const Task& task, const Cut& cut, Algorithm planned) {
-  if (planned != Algorithm::one_shot_ll128 || task.call.quant != NormQuant::none) return true;
-  const bool a_row_each = task.call.rows <= cut.teams;
-  if (task.call.dtype == DType::f32) return a_row_each && cut.messages == 1;
-  return a_row_each || task.row_bytes >= cut.messages * kLeastOfMessage + kLeastBeside;
+  if (planned != Algorithm::one_shot_ll128) return true;
+  const std::size_t rows = task.call.rows, turns = (rows + cut.teams - 1) / cut.teams;
+  if (task.call.dtype == DType::f32) return turns == 1 && cut.messages == 1;
+  const bool full = task.row_bytes >= cut.messages * kLeastOfMessage + kLeastBeside;
+  return turns == 1 || (full && 5 * rows >= 4 * turns * cut.teams);
 }
 
 // Returns whether one that has few blocks pays: if they have few bytes.
@@ -51,6 +52,11 @@ bool pays_with_few_blocks(const Task& task, std::size_t blocks) {
 }
 
 }  // namespace
+
+bool can_run_apart(const Task& task) {
+  const NormCall& call = task.call;
+  return call.quant == NormQuant::none || call.residual_out != call.residual;
+}
 
 bool short_rows(const NormCall& call, host::Norm kind) {
   return call.hidden > gpu::kNotShort && call.hidden <= gpu::kMostShort && kind == host::Norm::rms;
@@ -99,10 +105,11 @@ Algorithm algorithm_of(const Task& task, const Gpus& gpus, Algorithm planned) {
     case NormAlgorithm::apart: return Algorithm::automatic;
   }
   const bool fused = !runs_apart(planned), all_sms = gpus.most_blocks >= cuda::kMostBlocks;
-  if (!fused && (all_sms || !gpus.nvlink)) return planned;
+  const bool must = !can_run_apart(task);
+  if (!fused && ((all_sms && !must) || !gpus.nvlink)) return planned;
   const Algorithm in_one = fused ? planned : Algorithm::one_shot_ll128;
   const Cut cut = cut_of(task, gpus, in_one);
-  if (cut.in_registers) return in_one;
+  if (must || cut.in_registers) return in_one;
   const bool pays =
       all_sms ? pays_with_all_sms(task, cut, planned) : fused && pays_with_few_blocks(task, gpus.most_blocks);
   return pays ? in_one : Algorithm::automatic;

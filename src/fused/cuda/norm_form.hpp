@@ -31,6 +31,10 @@ struct Cut {
 
 Cut cut_of(const Task& task, const Gpus& gpus, Algorithm algorithm);
 
+// Returns whether a call has a place for the sums of an all_reduce of its own: an output with as many bytes,
+// which is no input of what follows.
+bool can_run_apart(const Task& task);
+
 // Returns whether a kernel may hold rows in registers, if they are whole.
 bool short_rows(const NormCall& call, host::Norm kind);
 
