@@ -28,9 +28,9 @@ class Plan {
     // Whether every buffer is symmetric. On plain memory direct needs ranks that can copy from each other's.
     // On GPUs send_recv and all_to_all_v have one list for both, that of plain memory.
     bool symmetric;
-    // Of the call's larger buffer; the first entry with enough counts. On GPUs, of a message of an
-    // all_to_all_v: its messages go directly or not by their own sizes, and those of each kind by the last
-    // entry of that kind, since they are one kernel's.
+    // The bytes of the call's larger buffer; the first entry with enough counts. In an all_to_all_v on GPUs
+    // they are a message's: messages go directly or not by their own sizes, and those of each kind by the
+    // last entry of that kind, since they are one kernel's.
     std::size_t up_to_bytes;
     Algorithm algorithm;
     Shape shape{};  // on a GPU

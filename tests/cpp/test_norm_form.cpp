@@ -80,9 +80,9 @@ TEST(NormForm, TwoGpusTakeTheFasterOne) {
       }
 }
 
-// Of more rows than clusters the last turn may leave most of these without one.
-// fused-nvidia-h200-x2/turns.jsonl, without what lies within 3 %, and without the cases that
-// docs/notes/fused.md names.
+// The last turn of rows may leave most clusters without one. The cases are of
+// fused-nvidia-h200-x2/turns.jsonl, without those within 3 %, and without those that docs/notes/fused.md
+// names.
 TEST(NormForm, TwoGpusOfManyRowsTakeTheFasterOne) {
   struct Measured {
     NormQuant quant;
