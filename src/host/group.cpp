@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kMostRanks = 1024;
 constexpr std::size_t kMostNamed = 8;  // ranks in the text of a failure, which has 1000 bytes
-constexpr std::uint32_t kVersion = 7;  // of the memory layout and of Hello
+constexpr std::uint32_t kVersion = 8;  // of the memory layout and of Hello
 
 CacheWay asked_way() {
   const auto& asked = env().stream_chunks;
@@ -157,8 +157,10 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
     timing_ = Timing::fixed;
   }
   if (timing_ == Timing::due) cached_ = 2 * around <= size_;
+  cells_ = timing_ == Timing::due ? measured_cells_.load() : cached_;
   layout.fit_rings(least_cache);
-  ring_bytes_ = layout.own_ring_bytes + static_cast<std::size_t>(size_ - 1) * layout.ring_bytes;
+  ring_bytes_ = layout.own_ring_bytes + static_cast<std::size_t>(size_ - 1) * layout.ring_bytes +
+                layout.num_cells * layout.cell_bytes;
 
   host::Patience& patience = patience_;
   const int known = std::max(cores.count(), 1);
@@ -183,6 +185,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
             part_from(peer);
           }});
   lane_->stream_chunks(!cached_);
+  lane_->use_cells(cells_);
   lane_->copy_abreast(abreast_);
   // Also keeps every rank until all have mapped all memory: a rank's own descriptors are needed until then.
   far_ = true;

@@ -172,7 +172,7 @@ class Group {
   byte* base(int rank) const { return segments_[static_cast<std::size_t>(rank)]->data(); }
   Board& board(int rank) const { return *reinterpret_cast<Board*>(base(rank)); }
   struct PieceTimes {  // microseconds
-    double through = 0, around = 0, kernel = 0;
+    double through = 0, around = 0, cells = 0, kernel = 0;
   };
   // due: chunks go as in earlier groups of these processes, until calls have moved some. fixed: as the user
   // says.
@@ -214,8 +214,10 @@ class Group {
   std::size_t stream_bytes_;
   bool one_process_ = true, far_ = false, cached_ = true;
   Timing timing_ = Timing::due;
-  bool large_chosen_ = false;              // between near cores
-  static std::atomic<CacheWay> measured_;  // by the last group of this process that has timed chunks
+  bool large_chosen_ = false;                // between near cores
+  bool cells_ = true;                        // pieces go by cells
+  static std::atomic<CacheWay> measured_;    // by the last group of this process that has timed chunks
+  static std::atomic<bool> measured_cells_;  // the same
   KernelCopies kernel_copies_ = KernelCopies::unknown;
   static std::atomic<KernelCopies> found_;  // by the first group of this process that has looked
   static std::atomic<bool> abreast_;        // by the last group that has timed copies

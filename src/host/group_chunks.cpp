@@ -23,7 +23,7 @@ constexpr std::size_t kFarBytes = 64 << 10;       // of a copy by the kernel whe
 constexpr int kManyRounds = 20, kFewRounds = 7;
 // A small part of a ring stays in the caches between calls that use these for other things. On some
 // processors large pieces take twice as long there (docs/notes/host.md).
-constexpr double kConfinedPays = 1.1;
+constexpr double kConfinedPays = 1.1, kCellsPay = 1.1;
 // Chunks are timed again after so many bytes: a virtual machine's cores may have come nearer, or gone apart.
 // Large calls count more while chunks go through the cache. Between cores that have gone apart they take up
 // to five times as long so, and to time the way takes less than around the cache.
@@ -35,6 +35,7 @@ constexpr std::size_t kFirstTimedAfter = std::size_t{16} << 20;
 }  // namespace
 
 std::atomic<CacheWay> Group::measured_ = CacheWay::unknown;
+std::atomic<bool> Group::measured_cells_ = true;
 std::atomic<KernelCopies> Group::found_ = KernelCopies::unknown;
 std::atomic<bool> Group::abreast_ = false;
 
@@ -58,35 +59,43 @@ void Group::choose_chunks(bool first, bool looks_at_kernel) {
   if (looks_at_kernel) mine.kernel = time_kernel();
   PieceTimes all{};
   for (const PieceTimes& one : exchange(mine))
-    all.through += one.through, all.around += one.around, all.kernel += one.kernel;
+    all.through += one.through, all.around += one.around, all.cells += one.cells, all.kernel += one.kernel;
   if (timing_ != Timing::fixed) {
     cached_ = all.through <= host::kAroundPays * all.around;
     timing_ = Timing::done;
+    cells_ = all.cells < kCellsPay * std::min(all.through, all.around);
     measured_ = cached_ ? CacheWay::through : CacheWay::around;
+    measured_cells_ = cells_;
   }
   if (in_full || (cached_ && !large_chosen_ && !patience_.crowded)) choose_large();
   lane_->stream_chunks(!cached_);
+  lane_->use_cells(cells_);
   if (!looks_at_kernel) return;
   // An Intel Xeon has 1.3 to 2.4 times the kernel's time, a Zen 5 0.4 to 0.5 (measured; docs/notes/host.md).
   // Near 1 it does not matter: calls learn which way is the faster one.
-  const bool fast = all.kernel < std::min(all.through, all.around);
+  const bool fast = all.kernel < std::min({all.through, all.around, all.cells});
   found_ = kernel_copies_ = fast ? KernelCopies::fast : KernelCopies::slow;
 }
 
 std::size_t Group::measured_bytes() const { return std::min(lane_->chunk_bytes(), kMeasuredBytes); }
 
-// Times pieces by chunks written through the cache and around it. Stores into the cache first fetch the lines
-// from the other core's cache. Only a measurement tells how that compares with the trip through memory.
-// Before the way through the cache is timed, pieces go once around the ring by it, unless they have gone that
-// way so far: the ring must be in the caches that it will be in.
+// Times pieces by rings, written through the cache and around it, and by cells. Stores into the cache first
+// fetch the lines from the other core's cache. Only a measurement tells how that compares with the trip
+// through memory. Before the way through the cache is timed, pieces go once around the ring by it, unless
+// they have gone that way so far: the ring must be in the caches that it will be in.
 Group::PieceTimes Group::time_chunks(int rounds) {
   int before = 0;
   if (timing_ == Timing::due || !cached_)
     before = patience_.crowded ? kFewRounds : static_cast<int>(lane_->ring_bytes() / measured_bytes());
+  PieceTimes times;
+  lane_->use_cells(false);
   lane_->stream_chunks(false);
-  const double through = time_pieces(measured_bytes(), rounds, before);
+  times.through = time_pieces(measured_bytes(), rounds, before);
   lane_->stream_chunks(true);
-  return {.through = through, .around = time_pieces(measured_bytes(), rounds, 0)};
+  times.around = time_pieces(measured_bytes(), rounds, 0);
+  lane_->use_cells(true);
+  times.cells = time_pieces(measured_bytes(), rounds, kFewRounds);
+  return times;
 }
 
 // Chooses how large pieces go through the cache: abreast, of which peers need not know, and in a part of the
@@ -94,11 +103,13 @@ Group::PieceTimes Group::time_chunks(int rounds) {
 // chosen when the cores have come near, and the copies are timed again.
 void Group::choose_large() {
   if (lane_->chunk_bytes() < HostThread::kLarge) return;
+  lane_->use_cells(cells_);
   const auto copies = time_large([this](bool abreast) { lane_->copy_abreast(abreast); }, 1);
   abreast_ = copies[true] < copies[false];
   lane_->copy_abreast(abreast_);
   large_chosen_ = cached_;
   if (!cached_) return;
+  lane_->use_cells(false);
   const auto mine = time_large([this](bool confined) { lane_->confine_large(confined); },
                                static_cast<int>(lane_->ring_bytes() / lane_->chunk_bytes()));
   double whole = 0, confined = 0;

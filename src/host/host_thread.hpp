@@ -26,8 +26,8 @@ class HostThread {
   static constexpr bool kLinked = false;
   static constexpr std::size_t kPacketBytes = 56;  // payload of a cache line beside its flag
 
-  // A rank's segment: a header of `header_bytes` bytes, then signals, packets and chunks by peer. What begins
-  // at `packets` has memory as far as pieces have come.
+  // A rank's segment: a header of `header_bytes` bytes, then signals, packets and chunks by peer, and cells.
+  // What begins at `packets` has memory as far as pieces have come.
   struct Layout {
     Layout(int ranks, std::size_t chunk_bytes, std::size_t header_bytes);
     // Uses as much of the rings as suits cores with a second-level cache of so many bytes. If a rank's rings
@@ -39,7 +39,8 @@ class HostThread {
     std::size_t chunk_bytes;
     std::size_t own_ring_bytes;         // of a rank's ring from itself
     std::size_t ring_room, ring_bytes;  // of one from a peer: its memory, and what is used of it
-    std::size_t lines, packets, chunks, bytes;
+    std::size_t num_cells, cell_bytes;  // of a rank at first
+    std::size_t lines, packets, chunks, cells, bytes;
   };
 
   // Functions that a wait calls while it lasts, and ends by their exceptions.
@@ -81,7 +82,8 @@ class HostThread {
 
   // Sets the mark, at most kMarks, that pieces of the next program carry and must carry.
   void mark(std::uint32_t mark) { mark_ = mark; }
-  static constexpr std::uint32_t kMarks = (1u << 24) - 1;
+  static constexpr int kMarkBits = 24;
+  static constexpr std::uint32_t kMarks = (1u << kMarkBits) - 1;
 
   int rank() const { return rank_; }
   int size() const { return layout_.ranks; }
@@ -102,17 +104,15 @@ class HostThread {
     const std::size_t half = round_up(bytes / 2, host::kPage);
     return half < kHalf || usual_patience_.crowded ? layout_.chunk_bytes : half;
   }
-  // Returns whether a piece, which is written next, goes into its chunk around the cache.
-  bool streams_chunk(int peer, std::size_t bytes) {
-    bool& around = signals(peer).put.around;
-    around = bytes >= kStreamFrom && (own_ways_ && bytes >= kTimedFrom ? own_way(peer, bytes) : around_);
-    return around;
-  }
+  // Returns whether the piece that is written next goes into its chunk around the cache.
+  bool streams_chunk(int peer, std::size_t) { return signals(peer).put.around; }
   // Sets the way of chunks that ranks have chosen together (Group::time_chunks).
   void stream_chunks(bool around) {
     around_ = around;
     for (host::ChunkWay& way : ways_) way = host::ChunkWay(around);
   }
+  // Sets whether pieces go by cells where there is one. Each rank decides for its own.
+  void use_cells(bool use) { cells_used_ = use; }
   // Sets whether this rank copies and sums large pieces abreast.
   void copy_abreast(bool abreast) { copy_ = abreast ? kernels_.copy_abreast : kernels_.copy; }
   // While it lasts, this rank alone chooses the way of its pieces, and begins with that one. For programs
@@ -164,10 +164,9 @@ class HostThread {
     host::Line& theirs = *line(peer, slot, rank_);
     std::uint32_t& sent = signals(peer).signalled[static_cast<int>(slot)];
     if (slot == Slot::chunk) {
-      mark_of(theirs, sent) = mark_;
       const Placed& piece = signals(peer).put;
-      if (const std::size_t bytes = piece.end - piece.begin; lets_go_ && bytes <= kMostLetGo)
-        host::let_go(ring(peer, rank_) + piece.begin, bytes);
+      mark_of(theirs, sent) = mark_ | std::uint32_t{piece.cell} << kMarkBits;
+      if (lets_go_ && piece.bytes <= kMostLetGo) host::let_go(piece.at, piece.bytes);
       if (writing_.peer == peer) end_writing();
     }
     if (slot == Slot::chunk_credit && taking_.peer == peer) end_taking();
@@ -179,7 +178,10 @@ class HostThread {
     host::Line& mine = *line(rank_, slot, peer);
     if (!host::reached(mine, expected)) await(mine, expected, peer, slot);
     host::own(line(peer, slot, rank_));  // ranks signal each other in turn
-    if (slot == Slot::chunk && mark_of(mine, expected - 1) != mark_) watch_.differs(peer);
+    if (slot != Slot::chunk) return;
+    const std::uint32_t mark = mark_of(mine, expected - 1);
+    signals(peer).taken.cell = static_cast<std::uint8_t>(mark >> kMarkBits);
+    if ((mark & kMarks) != mark_) watch_.differs(peer);
   }
   // Returns whether the next wait returns at once.
   bool reached(int peer, Slot slot) {
@@ -221,19 +223,34 @@ class HostThread {
     return scratch(2 * peer + 1);
   }
 
-  // Return the place of piece `index` in the ring to the peer (in its memory), and in the ring from the peer
-  // (in this rank's). Each piece begins behind the one before.
+  // Return the place of piece `index` to the peer, and of that from the peer: a cell, or a part of the ring
+  // to the peer (in its memory) or from it (in this rank's), where each piece begins behind the one before.
   byte* chunk_at(int peer, std::uint32_t index, std::size_t bytes) {
     Counters& c = signals(peer);
-    byte* const at = chunk(peer, rank_, c.put, index, bytes);
     host::own(line(peer, Slot::chunk, rank_));
+    if (c.put.index != index) choose_way(peer, c.put, bytes);
+    c.put.bytes = bytes;
+    if (c.put.cell != kNoCell) {
+      c.put.index = index;
+      Cell& cell = cells_[c.put.cell];
+      if (bytes > cell.filled) fill_cell(c.put.cell, bytes);
+      return c.put.at = cell.at;
+    }
+    c.put.at = chunk(peer, rank_, c.put, index, bytes);
     if (c.put.end > c.ring_filled) fill_ring(peer, c);
-    return at;
+    return c.put.at;
   }
   const byte* chunk_from(int peer, std::uint32_t index, std::size_t bytes) {
     if (own_ways_ && bytes >= kTimedFrom && host::ChunkWay::timed(awaited(peer, Slot::chunk)))
       taking_ = {.peer = peer, .bytes = bytes, .began = Clock::now()};
-    return chunk(rank_, peer, signals(peer).taken, index, bytes);
+    Placed& taken = signals(peer).taken;
+    if (taken.cell == kNoCell) return chunk(rank_, peer, taken, index, bytes);
+    taken.index = index;
+    return cells_[taken.cell].at;
+  }
+  // Keeps the cell of the last piece from the peer, which has been taken.
+  void chunk_released(int peer) {
+    if (const std::uint8_t cell = signals(peer).taken.cell; cell != kNoCell) free_cells_.push_back(cell);
   }
 
   // Return arrays of size() operands, for the next move.
@@ -241,10 +258,18 @@ class HostThread {
   Dst* destinations() { return destinations_.data(); }
 
  private:
-  struct Placed {               // the last piece in a ring
-    std::uint32_t index = ~0u;  // there was none
-    std::size_t begin = 0, end = 0;
-    bool around = false;  // the cache, of those to a peer
+  struct Placed {                    // the last piece to a peer or from it
+    std::uint32_t index = ~0u;       // there was none
+    std::size_t begin = 0, end = 0;  // of the last one in the ring
+    std::uint8_t cell = kNoCell;     // that it lies in
+    // The others are of pieces to a peer.
+    bool around = false;  // the cache
+    byte* at = nullptr;
+    std::size_t bytes = 0;
+  };
+  struct Cell {
+    byte* at;
+    std::size_t filled = 0;  // bytes that this rank knows to have memory
   };
   struct Counters {
     Placed put, taken;
@@ -263,6 +288,7 @@ class HostThread {
       return std::chrono::duration<double>(Clock::now() - began).count() / static_cast<double>(bytes);
     }
   };
+  static constexpr std::uint8_t kNoCell = 0;
   static constexpr std::size_t kStreamFrom = 3072, kTimedFrom = 8192;
   static constexpr std::size_t kMostOwned = std::size_t{16} << 10, kMostLetGo = 1024;
   static constexpr std::size_t kReadFrom = std::size_t{4} << 20;
@@ -285,12 +311,24 @@ class HostThread {
   // as they are read costs less than to ask for them.
   void fill_packets(int owner, int writer, std::uint64_t& filled);
   void fill_ring(int peer, Counters& c);
+  void fill_cell(std::size_t number, std::size_t bytes);
+  // Chooses how the next piece to the peer goes, and where.
+  void choose_way(int peer, Placed& next, std::size_t bytes) {
+    next.around = false;
+    next.cell = kNoCell;
+    if (cells_used_ && !free_cells_.empty() && peer != rank_) {
+      next.cell = free_cells_.back();
+      free_cells_.pop_back();
+    } else if (bytes >= kStreamFrom) {
+      next.around = own_ways_ && bytes >= kTimedFrom ? own_way(peer, bytes) : around_;
+    }
+  }
   // Asks for the lines of the next piece to the peer, if it is like the last one: the reader has given them
   // up by then. Those of a large piece would leave the first-level cache again.
   void own_next(int peer) {
     const Placed& last = signals(peer).put;
+    if (last.bytes > kMostOwned || last.around || last.cell != kNoCell) return;
     const std::size_t bytes = last.end - last.begin;
-    if (bytes > kMostOwned || last.around) return;
     const std::size_t whole = ring_bytes(peer, rank_, bytes), begin = after(last, bytes, whole);
     byte* const next = ring(peer, rank_) + (begin + bytes > whole ? 0 : begin);
     for (std::size_t at = 0; at < bytes; at += sizeof(host::Line)) host::own(next + at);
@@ -319,7 +357,7 @@ class HostThread {
   byte* chunk(int owner, int writer, Placed& last, std::uint32_t index, std::size_t bytes) {
     byte* const ring = this->ring(owner, writer);
     const std::size_t whole = ring_bytes(owner, writer, bytes);
-    if (last.index != index) last = {index, after(last, bytes, whole), 0};
+    if (last.index != index) last.index = index, last.begin = after(last, bytes, whole);
     if (last.begin + bytes > whole) last.begin = 0;
     last.end = round_up(last.begin + bytes, sizeof(host::Line));
     return ring + last.begin;
@@ -367,7 +405,7 @@ class HostThread {
   bool far_operands_ = false;
   std::size_t large_ring_bytes_ = layout_.ring_bytes;  // of large pieces
   const bool lets_go_ = host::lets_go();
-  bool around_ = true, own_ways_ = false;
+  bool around_ = true, own_ways_ = false, cells_used_ = true;
   std::vector<host::ChunkWay> ways_;  // by peer
   Timed writing_, taking_;
   const host::Patience usual_patience_;
@@ -384,7 +422,9 @@ class HostThread {
   std::uint32_t mark_ = 0;
   std::vector<byte*> bases_;
   std::vector<Counters> counters_;
-  std::unique_ptr<byte[]> scratch_;  // has no pages until packets are operands of a move
+  std::vector<Cell> cells_;               // of all ranks, by number: those of rank 0's segment from 1 on
+  std::vector<std::uint8_t> free_cells_;  // which this rank has, that of the last piece at the end
+  std::unique_ptr<byte[]> scratch_;       // has no pages until packets are operands of a move
   std::vector<const byte*> sources_;
   std::vector<Dst> destinations_;
 };

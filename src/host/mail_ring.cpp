@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kKiB = 1024;
 constexpr std::size_t kMostRing = 256 * kKiB, kLeastRing = 8 * kKiB;
 constexpr std::size_t kRings = 1024 * kKiB;  // bytes of a rank, unless its rings are the least
-constexpr std::size_t kMostCells = 128;      // of a ring; they take at most a quarter of it
+constexpr std::size_t kMostEntries = 128;    // of a ring; they take at most a quarter of it
 constexpr std::size_t kMostPiece = 32 * kKiB;
 constexpr std::size_t kFilled = 64 * kKiB;      // of a ring, that get memory at once
 constexpr std::size_t kMostOwned = 128 * kKiB;  // lines that are asked for ahead
@@ -20,18 +20,18 @@ constexpr std::size_t kMostLetGo = 512;         // bytes of data (host::let_go)
 constexpr std::size_t kLine = sizeof(host::Line);
 constexpr std::size_t kBell = 2 * kLine;  // what lies behind it has lines of its own
 constexpr std::size_t kFixed = offsetof(MailHead, number);
-constexpr std::size_t kInCell = kLine - kFixed - sizeof(std::uint32_t);  // bytes of a message
+constexpr std::size_t kInEntry = kLine - kFixed - sizeof(std::uint32_t);  // bytes of a message
 constexpr std::size_t kPagedRoom = 96 * kKiB;  // of a ring whose records begin pages (host::kPaged)
 
 std::size_t ring_bytes(int ranks) {
   return std::clamp(kRings / static_cast<std::size_t>(ranks) / host::kPage * host::kPage, kLeastRing,
                     kMostRing);
 }
-std::size_t num_cells(int ranks) { return std::min(ring_bytes(ranks) / 4 / kLine, kMostCells); }
-std::size_t room_bytes(int ranks) { return ring_bytes(ranks) - num_cells(ranks) * kLine; }
+std::size_t num_entries(int ranks) { return std::min(ring_bytes(ranks) / 4 / kLine, kMostEntries); }
+std::size_t room_bytes(int ranks) { return ring_bytes(ranks) - num_entries(ranks) * kLine; }
 
-bool in_cell(const MailHead& head, std::size_t bytes) {
-  return bytes == 0 || (head.kind == MailHead::eager && bytes <= kInCell);
+bool in_entry(const MailHead& head, std::size_t bytes) {
+  return bytes == 0 || (head.kind == MailHead::eager && bytes <= kInEntry);
 }
 
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, bool abreast = false) {
@@ -63,9 +63,9 @@ MailRing::MailRing(Group& group, int reader, int writer)
     : group_(group),
       reader_(reader),
       gate_(reinterpret_cast<Gate*>(group.mail(reader) + kBell)[writer]),
-      cells_(reinterpret_cast<Cell*>(group.mail_data(reader) +
-                                     static_cast<std::size_t>(writer) * ring_bytes(group.size()))),
-      num_cells_(num_cells(group.size())),
+      entries_(reinterpret_cast<Entry*>(group.mail_data(reader) +
+                                        static_cast<std::size_t>(writer) * ring_bytes(group.size()))),
+      num_entries_(num_entries(group.size())),
       data_bytes_(room_bytes(group.size())) {}
 
 std::uint64_t MailRing::begin_of(std::size_t bytes) const {
@@ -73,29 +73,29 @@ std::uint64_t MailRing::begin_of(std::size_t bytes) const {
 }
 
 void MailRing::reach(std::size_t bytes) {
-  const std::size_t whole = cells_bytes() + data_bytes_;
+  const std::size_t whole = entries_bytes() + data_bytes_;
   for (bytes = std::min(bytes, whole); reached_ < bytes; reached_ += kFilled)
-    group_.fill(reader_, reinterpret_cast<std::byte*>(cells_) + reached_,
+    group_.fill(reader_, reinterpret_cast<std::byte*>(entries_) + reached_,
                 std::min(kFilled, whole - reached_));
 }
 
 bool MailWriter::has_room(std::uint64_t end) {
-  const auto fits = [&] { return next_ - taken_cells_ < num_cells_ && end - taken_ <= data_bytes_; };
+  const auto fits = [&] { return next_ - taken_entries_ < num_entries_ && end - taken_ <= data_bytes_; };
   if (fits()) return true;
-  taken_cells_ = gate_.cells.load(std::memory_order_acquire);
+  taken_entries_ = gate_.entries.load(std::memory_order_acquire);
   taken_ = gate_.placed.load(std::memory_order_acquire);
   return fits();
 }
 
 bool MailWriter::put(const MailHead& head, const std::byte* data, std::size_t bytes) {
-  const bool small = in_cell(head, bytes);
+  const bool small = in_entry(head, bytes);
   const std::uint64_t end = small ? placed_ : begin_of(bytes) + round_up(bytes, kLine);
   if (!has_room(end)) {
     gate_.blocked.store(1, std::memory_order_seq_cst);
     if (!has_room(end)) return false;
   }
-  reach(cells_bytes() + end);
-  auto* const line = reinterpret_cast<std::byte*>(&cell(next_));
+  reach(entries_bytes() + end);
+  auto* const line = reinterpret_cast<std::byte*>(&entry(next_));
   std::memcpy(line, &head, sizeof head);
   if (small) {
     if (bytes > 0) std::memcpy(line + kFixed, data, bytes);
@@ -107,21 +107,21 @@ bool MailWriter::put(const MailHead& head, const std::byte* data, std::size_t by
     placed_ = end;
   }
   if (next_ == 0) gate_.opened.store(1, std::memory_order_release);
-  host::publish(cell(next_).stamp, lap(next_), group_.patience().crowded);
+  host::publish(entry(next_).stamp, lap(next_), group_.patience().crowded);
   ++next_;
   return true;
 }
 
 void MailWriter::own_next(std::size_t bytes) const {
-  host::own(&cell(next_));
+  host::own(&entry(next_));
   const std::size_t at = begin_of(bytes) % data_bytes_;
   const std::size_t end = std::min(at + std::min(bytes, kMostOwned), data_bytes_);
-  if (bytes <= kInCell || cells_bytes() + end > reached_) return;
+  if (bytes <= kInEntry || entries_bytes() + end > reached_) return;
   for (std::size_t line = at; line < end; line += kLine) host::own(data() + line);
 }
 
 std::optional<MailRecord> MailReader::look() {
-  const auto* const line = reinterpret_cast<const std::byte*>(&cell(next_.load(std::memory_order_relaxed)));
+  const auto* const line = reinterpret_cast<const std::byte*>(&entry(next_.load(std::memory_order_relaxed)));
   MailRecord record{};
   MailHead& head = record.head;
   std::memcpy(&head, line, sizeof head);
@@ -130,11 +130,11 @@ std::optional<MailRecord> MailReader::look() {
                             : head.carries()             ? head.bytes
                                                          : 0;
   if (head.kind > MailHead::wrote || bytes > most) return std::nullopt;
-  if (in_cell(head, bytes)) {
+  if (in_entry(head, bytes)) {
     record.data = {line + kFixed, bytes};
     return record;
   }
-  reach(cells_bytes() + begin_of(bytes) + bytes);
+  reach(entries_bytes() + begin_of(bytes) + bytes);
   const std::size_t at = begin_of(bytes) % data_bytes_, first = std::min(bytes, data_bytes_ - at);
   record.data = {data() + at, first};
   record.rest = {data(), bytes - first};
@@ -146,9 +146,9 @@ bool MailReader::pop(const MailRecord& record) {
   const std::uint64_t next = next_.load(std::memory_order_relaxed) + 1;
   next_.store(next, std::memory_order_relaxed);
   const std::size_t bytes = record.bytes();
-  if (!in_cell(record.head, bytes)) placed_ = begin_of(bytes) + round_up(bytes, kLine);
+  if (!in_entry(record.head, bytes)) placed_ = begin_of(bytes) + round_up(bytes, kLine);
   gate_.placed.store(placed_, std::memory_order_release);
-  host::publish(gate_.cells, next, group_.patience().crowded);
+  host::publish(gate_.entries, next, group_.patience().crowded);
   if (gate_.blocked.load(std::memory_order_seq_cst) == 0) return false;
   gate_.blocked.store(0, std::memory_order_relaxed);
   return true;

@@ -1,5 +1,5 @@
 // The ring of messages with tags from one rank of a node to another. It lies in the reader's memory, and has
-// cells of a cache line, which the reader polls, and room for the data that does not fit into them.
+// entries of a cache line, which the reader polls, and room for the data that does not fit into them.
 #pragma once
 
 #include <atomic>
@@ -69,39 +69,39 @@ class MailRing {
  protected:
   // Counts never go back.
   struct Gate {
-    alignas(64) std::atomic<std::uint32_t> opened;         // by the writer: the cells have memory
-    alignas(64) std::atomic<std::uint64_t> cells, placed;  // that the reader has taken; bytes of data
-    std::atomic<std::uint32_t> blocked;                    // the writer waits for room
+    alignas(64) std::atomic<std::uint32_t> opened;           // by the writer: the entries have memory
+    alignas(64) std::atomic<std::uint64_t> entries, placed;  // that the reader has taken; bytes of data
+    std::atomic<std::uint32_t> blocked;                      // the writer waits for room
     std::atomic<std::uint64_t> sizes;  // a bit for each number of bits of a size: `wants_pieces`
     alignas(64) std::atomic<std::uint32_t> copies;
     host::Portions portions;
   };
-  struct Cell {
+  struct Entry {
     MailHead head;
     std::byte rest[20];                // of a small message, whose data begins within the head
     std::atomic<std::uint32_t> stamp;  // counts laps: this lap's says that the record is there
   };
-  static_assert(sizeof(Cell) == sizeof(host::Line));
+  static_assert(sizeof(Entry) == sizeof(host::Line));
 
   static std::uint64_t bit_of(std::size_t bytes) { return std::uint64_t{1} << std::bit_width(bytes) % 64; }
 
   MailRing(Group& group, int reader, int writer);
-  Cell& cell(std::uint64_t number) const { return cells_[number % num_cells_]; }
+  Entry& entry(std::uint64_t number) const { return entries_[number % num_entries_]; }
   std::uint32_t lap(std::uint64_t number) const {
-    return static_cast<std::uint32_t>(number / num_cells_) + 1;
+    return static_cast<std::uint32_t>(number / num_entries_) + 1;
   }
-  // Returns where the next record's data begins if it lies outside the cell.
+  // Returns where the next record's data begins if it lies outside the entry.
   std::uint64_t begin_of(std::size_t bytes) const;
   // Takes memory for the ring's first `bytes` bytes, if this end has not yet.
   void reach(std::size_t bytes);
-  std::size_t cells_bytes() const { return num_cells_ * sizeof(Cell); }
-  std::byte* data() const { return reinterpret_cast<std::byte*>(cells_) + cells_bytes(); }
+  std::size_t entries_bytes() const { return num_entries_ * sizeof(Entry); }
+  std::byte* data() const { return reinterpret_cast<std::byte*>(entries_) + entries_bytes(); }
 
   Group& group_;
   const int reader_;
   Gate& gate_;
-  Cell* const cells_;
-  const std::size_t num_cells_, data_bytes_;
+  Entry* const entries_;
+  const std::size_t num_entries_, data_bytes_;
   std::size_t reached_ = 0;
   std::uint64_t placed_ = 0;  // bytes of data, by this end
 };
@@ -118,8 +118,8 @@ class MailWriter : public MailRing {
 
  private:
   bool has_room(std::uint64_t end);
-  std::uint64_t next_ = 0;                     // cell
-  std::uint64_t taken_cells_ = 0, taken_ = 0;  // when this end has last looked
+  std::uint64_t next_ = 0;                       // entry
+  std::uint64_t taken_entries_ = 0, taken_ = 0;  // when this end has last looked
   const bool lets_go_ = host::lets_go();
 };
 
@@ -131,7 +131,7 @@ class MailReader : public MailRing {
   bool ready() const {
     const std::uint64_t next = next_.load(std::memory_order_relaxed);
     return gate_.opened.load(std::memory_order_acquire) != 0 &&
-           cell(next).stamp.load(std::memory_order_acquire) == lap(next);
+           entry(next).stamp.load(std::memory_order_acquire) == lap(next);
   }
   // Returns the record that is there, or none if it is no record of this version.
   std::optional<MailRecord> look();
@@ -141,7 +141,7 @@ class MailReader : public MailRing {
   void want_pieces(std::size_t bytes, bool pieces);
 
  private:
-  std::atomic<std::uint64_t> next_ = 0;  // cell
+  std::atomic<std::uint64_t> next_ = 0;  // entry
 };
 
 }  // namespace unisono

@@ -54,6 +54,7 @@ class ChunkChannel {
     return lane.chunk_from(peer, (lane.awaited(peer, Slot::chunk) - 1) % (2 * kHalf), bytes);
   }
   UNISONO_PROGRAM void release(int peer) {
+    if constexpr (requires { lane.chunk_released(peer); }) lane.chunk_released(peer);
     if (lane.awaited(peer, Slot::chunk) % kHalf == 0) lane.signal(peer, Slot::chunk_credit);
   }
 
