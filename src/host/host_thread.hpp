@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/deadline.hpp"
+#include "host/cells.hpp"
 #include "host/chunk_way.hpp"
 #include "host/far.hpp"
 #include "host/move.hpp"
@@ -230,11 +231,9 @@ class HostThread {
     host::own(line(peer, Slot::chunk, rank_));
     if (c.put.index != index) choose_way(peer, c.put, bytes);
     c.put.bytes = bytes;
-    if (c.put.cell != kNoCell) {
+    if (c.put.cell != host::Cells::kNone) {
       c.put.index = index;
-      Cell& cell = cells_[c.put.cell];
-      if (bytes > cell.filled) fill_cell(c.put.cell, bytes);
-      return c.put.at = cell.at;
+      return c.put.at = cells_.room(c.put.cell, bytes);
     }
     c.put.at = chunk(peer, rank_, c.put, index, bytes);
     if (c.put.end > c.ring_filled) fill_ring(peer, c);
@@ -244,13 +243,13 @@ class HostThread {
     if (own_ways_ && bytes >= kTimedFrom && host::ChunkWay::timed(awaited(peer, Slot::chunk)))
       taking_ = {.peer = peer, .bytes = bytes, .began = Clock::now()};
     Placed& taken = signals(peer).taken;
-    if (taken.cell == kNoCell) return chunk(rank_, peer, taken, index, bytes);
+    if (taken.cell == host::Cells::kNone) return chunk(rank_, peer, taken, index, bytes);
     taken.index = index;
-    return cells_[taken.cell].at;
+    return cells_.at(taken.cell);
   }
   // Keeps the cell of the last piece from the peer, which has been taken.
   void chunk_released(int peer) {
-    if (const std::uint8_t cell = signals(peer).taken.cell; cell != kNoCell) free_cells_.push_back(cell);
+    if (const std::uint8_t cell = signals(peer).taken.cell; cell != host::Cells::kNone) cells_.keep(cell);
   }
 
   // Return arrays of size() operands, for the next move.
@@ -258,18 +257,14 @@ class HostThread {
   Dst* destinations() { return destinations_.data(); }
 
  private:
-  struct Placed {                    // the last piece to a peer or from it
-    std::uint32_t index = ~0u;       // there was none
-    std::size_t begin = 0, end = 0;  // of the last one in the ring
-    std::uint8_t cell = kNoCell;     // that it lies in
+  struct Placed {                            // the last piece to a peer or from it
+    std::uint32_t index = ~0u;               // there was none
+    std::size_t begin = 0, end = 0;          // of the last one in the ring
+    std::uint8_t cell = host::Cells::kNone;  // that it lies in
     // The others are of pieces to a peer.
     bool around = false;  // the cache
     byte* at = nullptr;
     std::size_t bytes = 0;
-  };
-  struct Cell {
-    byte* at;
-    std::size_t filled = 0;  // bytes that this rank knows to have memory
   };
   struct Counters {
     Placed put, taken;
@@ -288,7 +283,6 @@ class HostThread {
       return std::chrono::duration<double>(Clock::now() - began).count() / static_cast<double>(bytes);
     }
   };
-  static constexpr std::uint8_t kNoCell = 0;
   static constexpr std::size_t kStreamFrom = 3072, kTimedFrom = 8192;
   static constexpr std::size_t kMostOwned = std::size_t{16} << 10, kMostLetGo = 1024;
   static constexpr std::size_t kReadFrom = std::size_t{4} << 20;
@@ -311,23 +305,19 @@ class HostThread {
   // as they are read costs less than to ask for them.
   void fill_packets(int owner, int writer, std::uint64_t& filled);
   void fill_ring(int peer, Counters& c);
-  void fill_cell(std::size_t number, std::size_t bytes);
   // Chooses how the next piece to the peer goes, and where.
   void choose_way(int peer, Placed& next, std::size_t bytes) {
     next.around = false;
-    next.cell = kNoCell;
-    if (cells_used_ && !free_cells_.empty() && peer != rank_) {
-      next.cell = free_cells_.back();
-      free_cells_.pop_back();
-    } else if (bytes >= kStreamFrom) {
+    next.cell = host::Cells::kNone;
+    if (cells_used_ && !cells_.empty() && peer != rank_) next.cell = cells_.take();
+    else if (bytes >= kStreamFrom)
       next.around = own_ways_ && bytes >= kTimedFrom ? own_way(peer, bytes) : around_;
-    }
   }
   // Asks for the lines of the next piece to the peer, if it is like the last one: the reader has given them
   // up by then. Those of a large piece would leave the first-level cache again.
   void own_next(int peer) {
     const Placed& last = signals(peer).put;
-    if (last.bytes > kMostOwned || last.around || last.cell != kNoCell) return;
+    if (last.bytes > kMostOwned || last.around || last.cell != host::Cells::kNone) return;
     const std::size_t bytes = last.end - last.begin;
     const std::size_t whole = ring_bytes(peer, rank_, bytes), begin = after(last, bytes, whole);
     byte* const next = ring(peer, rank_) + (begin + bytes > whole ? 0 : begin);
@@ -339,7 +329,7 @@ class HostThread {
   // (host::kPaged), if the ring still has room for all pieces that may be under way.
   std::size_t after(const Placed& last, std::size_t bytes, std::size_t whole) const {
     const bool paged = bytes >= host::kPaged && whole >= paged_ring_bytes();
-    return paged ? round_up(last.end, host::kPage) : last.end;
+    return paged ? host::behind(last.end) : last.end;
   }
   // Returns the bytes of a ring that a piece of `bytes` goes around. Eight pieces may be under way, and to go
   // around takes nine of the largest at least: so none meets another, whatever their sizes.
@@ -422,9 +412,8 @@ class HostThread {
   std::uint32_t mark_ = 0;
   std::vector<byte*> bases_;
   std::vector<Counters> counters_;
-  std::vector<Cell> cells_;               // of all ranks, by number: those of rank 0's segment from 1 on
-  std::vector<std::uint8_t> free_cells_;  // which this rank has, that of the last piece at the end
-  std::unique_ptr<byte[]> scratch_;       // has no pages until packets are operands of a move
+  host::Cells cells_;
+  std::unique_ptr<byte[]> scratch_;  // has no pages until packets are operands of a move
   std::vector<const byte*> sources_;
   std::vector<Dst> destinations_;
 };

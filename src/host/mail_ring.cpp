@@ -10,10 +10,11 @@ namespace unisono {
 namespace {
 
 constexpr std::size_t kKiB = 1024;
-constexpr std::size_t kMostRing = 256 * kKiB, kLeastRing = 8 * kKiB;
-constexpr std::size_t kRings = 1024 * kKiB;  // bytes of a rank, unless its rings are the least
+constexpr std::size_t kMostRing = 2048 * kKiB, kLeastRing = 8 * kKiB;
+constexpr std::size_t kRings = 4096 * kKiB;  // bytes of a rank, unless its rings are the least
 constexpr std::size_t kMostEntries = 128;    // of a ring; they take at most a quarter of it
-constexpr std::size_t kMostPiece = 32 * kKiB;
+constexpr std::size_t kMostPiece = 32 * kKiB, kMostEager = 186 * kKiB;
+constexpr std::size_t kFewestCells = 4;         // of a rank
 constexpr std::size_t kFilled = 64 * kKiB;      // of a ring, that get memory at once
 constexpr std::size_t kMostOwned = 128 * kKiB;  // lines that are asked for ahead
 constexpr std::size_t kMostLetGo = 512;         // bytes of data (host::let_go)
@@ -29,6 +30,11 @@ std::size_t ring_bytes(int ranks) {
 }
 std::size_t num_entries(int ranks) { return std::min(ring_bytes(ranks) / 4 / kLine, kMostEntries); }
 std::size_t room_bytes(int ranks) { return ring_bytes(ranks) - num_entries(ranks) * kLine; }
+
+std::size_t num_cells(int ranks) {
+  return host::Cells::of_rank(static_cast<std::size_t>(ranks), kFewestCells);
+}
+std::size_t cell_bytes(int ranks) { return round_up(MailRing::piece_bytes(ranks), host::kPage); }
 
 bool in_entry(const MailHead& head, std::size_t bytes) {
   return bytes == 0 || (head.kind == MailHead::eager && bytes <= kInEntry);
@@ -49,18 +55,31 @@ void MailRecord::copy_to(std::byte* to) const {
 }
 
 std::size_t MailRing::head_bytes(int ranks) { return kBell + static_cast<std::size_t>(ranks) * sizeof(Gate); }
-std::size_t MailRing::rings_bytes(int ranks) { return static_cast<std::size_t>(ranks) * ring_bytes(ranks); }
+std::size_t MailRing::rings_bytes(int ranks) {
+  return static_cast<std::size_t>(ranks) * ring_bytes(ranks) + num_cells(ranks) * cell_bytes(ranks);
+}
 std::size_t MailRing::piece_bytes(int ranks) {
   return std::min(room_bytes(ranks) / 4 / kLine * kLine, kMostPiece);
 }
-std::size_t MailRing::eager_bytes(int ranks) { return room_bytes(ranks) / 4 * 3; }
+std::size_t MailRing::eager_bytes(int ranks) { return std::min(room_bytes(ranks) / 4 * 3, kMostEager); }
 
 host::Line& MailRing::bell(const Group& group, int rank) {
   return *reinterpret_cast<host::Line*>(group.mail(rank));
 }
 
-MailRing::MailRing(Group& group, int reader, int writer)
+// A rank's cells lie behind its rings.
+host::Cells MailRing::cells_of(Group& group) {
+  const int ranks = group.size();
+  std::vector<std::byte*> firsts;
+  for (int r = 0; r < ranks; ++r)
+    firsts.push_back(group.mail_data(r) + static_cast<std::size_t>(ranks) * ring_bytes(ranks));
+  return {group.rank(), firsts, num_cells(ranks), cell_bytes(ranks),
+          [&group](int owner, const std::byte* part, std::size_t bytes) { group.fill(owner, part, bytes); }};
+}
+
+MailRing::MailRing(Group& group, host::Cells& cells, int reader, int writer)
     : group_(group),
+      cells_(cells),
       reader_(reader),
       gate_(reinterpret_cast<Gate*>(group.mail(reader) + kBell)[writer]),
       entries_(reinterpret_cast<Entry*>(group.mail_data(reader) +
@@ -69,7 +88,7 @@ MailRing::MailRing(Group& group, int reader, int writer)
       data_bytes_(room_bytes(group.size())) {}
 
 std::uint64_t MailRing::begin_of(std::size_t bytes) const {
-  return bytes >= host::kPaged && data_bytes_ >= kPagedRoom ? round_up(placed_, host::kPage) : placed_;
+  return bytes >= host::kPaged && data_bytes_ >= kPagedRoom ? host::behind(placed_) : placed_;
 }
 
 void MailRing::reach(std::size_t bytes) {
@@ -89,7 +108,8 @@ bool MailWriter::has_room(std::uint64_t end) {
 
 bool MailWriter::put(const MailHead& head, const std::byte* data, std::size_t bytes) {
   const bool small = in_entry(head, bytes);
-  const std::uint64_t end = small ? placed_ : begin_of(bytes) + round_up(bytes, kLine);
+  const bool by_cell = !small && !cells_.empty();
+  const std::uint64_t end = small || by_cell ? placed_ : begin_of(bytes) + round_up(bytes, kLine);
   if (!has_room(end)) {
     gate_.blocked.store(1, std::memory_order_seq_cst);
     if (!has_room(end)) return false;
@@ -97,8 +117,15 @@ bool MailWriter::put(const MailHead& head, const std::byte* data, std::size_t by
   reach(entries_bytes() + end);
   auto* const line = reinterpret_cast<std::byte*>(&entry(next_));
   std::memcpy(line, &head, sizeof head);
+  if (!small) entry(next_).rest[0] = std::byte{host::Cells::kNone};
   if (small) {
     if (bytes > 0) std::memcpy(line + kFixed, data, bytes);
+  } else if (by_cell) {
+    const std::uint8_t cell = cells_.take();
+    std::byte* const at = cells_.room(cell, bytes);
+    copy_bytes(at, data, bytes);
+    if (lets_go_ && bytes <= kMostLetGo) host::let_go(at, bytes);
+    entry(next_).rest[0] = std::byte{cell};
   } else {
     const std::size_t at = begin_of(bytes) % data_bytes_, first = std::min(bytes, data_bytes_ - at);
     copy_bytes(this->data() + at, data, first);
@@ -116,12 +143,13 @@ void MailWriter::own_next(std::size_t bytes) const {
   host::own(&entry(next_));
   const std::size_t at = begin_of(bytes) % data_bytes_;
   const std::size_t end = std::min(at + std::min(bytes, kMostOwned), data_bytes_);
-  if (bytes <= kInEntry || entries_bytes() + end > reached_) return;
+  if (bytes <= kInEntry || !cells_.empty() || entries_bytes() + end > reached_) return;
   for (std::size_t line = at; line < end; line += kLine) host::own(data() + line);
 }
 
 std::optional<MailRecord> MailReader::look() {
-  const auto* const line = reinterpret_cast<const std::byte*>(&entry(next_.load(std::memory_order_relaxed)));
+  const Entry& entry = this->entry(next_.load(std::memory_order_relaxed));
+  const auto* const line = reinterpret_cast<const std::byte*>(&entry);
   MailRecord record{};
   MailHead& head = record.head;
   std::memcpy(&head, line, sizeof head);
@@ -134,11 +162,17 @@ std::optional<MailRecord> MailReader::look() {
     record.data = {line + kFixed, bytes};
     return record;
   }
+  record.abreast = group_.copies_abreast();
+  record.cell = std::to_integer<std::uint8_t>(entry.rest[0]);
+  if (!cells_.has(record.cell)) return std::nullopt;
+  if (record.cell != host::Cells::kNone) {
+    record.data = {cells_.at(record.cell), bytes};
+    return record;
+  }
   reach(entries_bytes() + begin_of(bytes) + bytes);
   const std::size_t at = begin_of(bytes) % data_bytes_, first = std::min(bytes, data_bytes_ - at);
   record.data = {data() + at, first};
   record.rest = {data(), bytes - first};
-  record.abreast = group_.copies_abreast();
   return record;
 }
 
@@ -146,7 +180,8 @@ bool MailReader::pop(const MailRecord& record) {
   const std::uint64_t next = next_.load(std::memory_order_relaxed) + 1;
   next_.store(next, std::memory_order_relaxed);
   const std::size_t bytes = record.bytes();
-  if (!in_entry(record.head, bytes)) placed_ = begin_of(bytes) + round_up(bytes, kLine);
+  if (record.cell != host::Cells::kNone) cells_.keep(record.cell);
+  else if (!in_entry(record.head, bytes)) placed_ = begin_of(bytes) + round_up(bytes, kLine);
   gate_.placed.store(placed_, std::memory_order_release);
   host::publish(gate_.entries, next, group_.patience().crowded);
   if (gate_.blocked.load(std::memory_order_seq_cst) == 0) return false;

@@ -1,5 +1,6 @@
 // The ring of messages with tags from one rank of a node to another. It lies in the reader's memory, and has
-// entries of a cache line, which the reader polls, and room for the data that does not fit into them.
+// entries of a cache line, which the reader polls, and room for the data that does not fit into them, if the
+// writer has no cell for it.
 #pragma once
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <optional>
 #include <span>
 
+#include "host/cells.hpp"
 #include "host/move.hpp"
 #include "host/portions.hpp"
 #include "host/wait.hpp"
@@ -38,7 +40,8 @@ struct MailHead {
 struct MailRecord {
   MailHead head;
   std::span<const std::byte> data, rest;
-  bool abreast = false;  // copies of much go abreast (Kernels::copy_abreast)
+  std::uint8_t cell = host::Cells::kNone;  // that the data lies in
+  bool abreast = false;                    // copies of much go abreast (Kernels::copy_abreast)
   std::size_t bytes() const { return data.size() + rest.size(); }
   void copy_to(std::byte* to) const;
 };
@@ -49,6 +52,8 @@ class MailRing {
   // which have no memory until a pair of ranks uses them.
   static std::size_t head_bytes(int ranks);
   static std::size_t rings_bytes(int ranks);
+  // Returns the cells of messages that a rank has, and those that come from its peers.
+  static host::Cells cells_of(Group& group);
   // Returns the most bytes of a record's data: some records have room in any ring.
   static std::size_t piece_bytes(int ranks);
   // Returns the most bytes of a message that is sent before its receiver has asked for it.
@@ -78,19 +83,19 @@ class MailRing {
   };
   struct Entry {
     MailHead head;
-    std::byte rest[20];                // of a small message, whose data begins within the head
+    std::byte rest[20];  // of a small message, whose data begins within the head; of others the cell
     std::atomic<std::uint32_t> stamp;  // counts laps: this lap's says that the record is there
   };
   static_assert(sizeof(Entry) == sizeof(host::Line));
 
   static std::uint64_t bit_of(std::size_t bytes) { return std::uint64_t{1} << std::bit_width(bytes) % 64; }
 
-  MailRing(Group& group, int reader, int writer);
+  MailRing(Group& group, host::Cells& cells, int reader, int writer);
   Entry& entry(std::uint64_t number) const { return entries_[number % num_entries_]; }
   std::uint32_t lap(std::uint64_t number) const {
     return static_cast<std::uint32_t>(number / num_entries_) + 1;
   }
-  // Returns where the next record's data begins if it lies outside the entry.
+  // Returns where the next record's data begins if it lies outside the entry, in the ring.
   std::uint64_t begin_of(std::size_t bytes) const;
   // Takes memory for the ring's first `bytes` bytes, if this end has not yet.
   void reach(std::size_t bytes);
@@ -98,6 +103,7 @@ class MailRing {
   std::byte* data() const { return reinterpret_cast<std::byte*>(entries_) + entries_bytes(); }
 
   Group& group_;
+  host::Cells& cells_;
   const int reader_;
   Gate& gate_;
   Entry* const entries_;
@@ -109,7 +115,8 @@ class MailRing {
 // Used by one thread at a time.
 class MailWriter : public MailRing {
  public:
-  MailWriter(Group& group, int reader, int writer) : MailRing(group, reader, writer) {}
+  MailWriter(Group& group, host::Cells& cells, int reader, int writer)
+      : MailRing(group, cells, reader, writer) {}
   // Writes a record. Returns whether there was room; the reader tells when there is.
   bool put(const MailHead& head, const std::byte* data, std::size_t bytes);
   // Asks for the lines of the next records, which often have as many bytes of data as the last, while this
@@ -126,7 +133,8 @@ class MailWriter : public MailRing {
 // Used by one thread at a time, except `ready`.
 class MailReader : public MailRing {
  public:
-  MailReader(Group& group, int reader, int writer) : MailRing(group, reader, writer) {}
+  MailReader(Group& group, host::Cells& cells, int reader, int writer)
+      : MailRing(group, cells, reader, writer) {}
   // Returns whether there is a record.
   bool ready() const {
     const std::uint64_t next = next_.load(std::memory_order_relaxed);

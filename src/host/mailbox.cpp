@@ -24,6 +24,7 @@ Mailbox::Mailbox(Group& group, const Symmetric& symmetric, bool check, std::uniq
       rank_(abroad_ ? abroad_->rank : group.rank()),
       size_(abroad_ ? static_cast<int>(abroad_->group_number.size()) : group.size()),
       check_(check),
+      cells_(MailRing::cells_of(group)),
       heard_(bell(rank_).flag.load(std::memory_order_relaxed) - 1),
       inboxes_(static_cast<std::size_t>(size_)),
       outboxes_(static_cast<std::size_t>(size_)) {
@@ -31,9 +32,9 @@ Mailbox::Mailbox(Group& group, const Symmetric& symmetric, bool check, std::uniq
   for (int r = 0; r < size_; ++r) {
     if (!near(r)) continue;
     inboxes_[static_cast<std::size_t>(r)].ring =
-        std::make_unique<MailReader>(group_, number(rank_), number(r));
+        std::make_unique<MailReader>(group_, cells_, number(rank_), number(r));
     outboxes_[static_cast<std::size_t>(r)].ring =
-        std::make_unique<MailWriter>(group_, number(r), number(rank_));
+        std::make_unique<MailWriter>(group_, cells_, number(r), number(rank_));
   }
 }
 

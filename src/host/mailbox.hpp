@@ -225,6 +225,7 @@ class Mailbox {
   const bool check_;
   const std::shared_ptr<Door> door_ = std::make_shared<Door>();
   std::mutex& mutex_ = door_->mutex;
+  host::Cells cells_;                 // of messages to ranks of this node
   std::atomic<std::uint32_t> heard_;  // the bell's count when this rank has last looked at all rings
   std::deque<Inbox> inboxes_;         // of each rank
   std::deque<Outbox> outboxes_;

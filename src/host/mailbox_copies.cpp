@@ -135,10 +135,8 @@ void Mailbox::count_copied(const Sent& letter, std::size_t bytes, bool all) {
   received(letter, source);
 }
 
-// Where the kernel's copies are slow, pages alone decide (docs/notes/host.md).
 bool Mailbox::learns(int source, std::size_t bytes) const {
-  return bytes >= kFarPays && near(source) && !group_.near(number(source)) && group_.learns_ways() &&
-         group_.kernel_copies() == KernelCopies::fast;
+  return bytes >= kFarPays && near(source) && !group_.near(number(source)) && group_.learns_ways();
 }
 
 void Mailbox::learn(int source, std::size_t bytes, bool in_pieces, Clock::time_point met) {

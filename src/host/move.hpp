@@ -2,6 +2,7 @@
 // machine.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -51,6 +52,12 @@ bool lets_go();
 // fetches what lies behind the lines that it reads, up to the end of their page: it would take the lines of
 // the next piece from the writer, who has asked for them (docs/notes/host.md).
 inline constexpr std::size_t kPaged = 257;
+// Returns where such a piece begins in a ring, behind one that ends at `end`: on a page of its own, if that
+// is far enough. A core that reads to the end of a page fetches the first lines of the next one too.
+constexpr std::size_t behind(std::size_t end) {
+  constexpr std::size_t kApart = 1024;
+  return std::max(round_up(end, kPage), end + kApart);
+}
 
 // Combines `n_srcs` sources in order and writes every destination, as a lane's move with a reduction.
 using Reduce = void (*)(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes);

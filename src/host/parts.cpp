@@ -166,6 +166,7 @@ LocalCommunicator::Times LocalCommunicator::meet_pairs(const Request& request) {
     const bool plain = sent.plain || received.plain;
     bool direct = !sent.none && !received.none && !mine.in_place && !theirs.in_place;
     pair.learns = pair.way && direct && plain;
+    if (pair.way && !pair.learns) pair.way->leave_out();
     if (!named) {
       const std::size_t bytes = std::max(to.bytes, from.bytes) * parts_.size();
       direct = direct && is_direct(host_plan().choose(request.collective, bytes, !plain));

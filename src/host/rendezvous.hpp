@@ -80,6 +80,7 @@ void send_recv_direct(HostThread& lane, int dst, Offered mine, std::size_t sent,
     Offered theirs;
     tickets.take(src, {reinterpret_cast<byte*>(&theirs)}, sizeof theirs);
     const bool alike = theirs.only_sends == (sent == 0);
+    if (way && theirs.in.symmetric()) way->leave_out();
     if (!alike || theirs.in.allocation != Place::kAddress) way = nullptr;
     if (way) met = Clock::now();
     given.by_chunks = way && std::int64_t{mine.saves} + theirs.saves < 0;

@@ -69,6 +69,22 @@ TEST(CallWay, OfATryOnlyTheLastOneCounts) {
   EXPECT_EQ(call(lost, last, kKept, 128), 0);
 }
 
+// A program may make as many calls on symmetric memory, which go one way alone.
+TEST(CallWay, CallsOfOneWayAloneUseUpNoTry) {
+  CallWay way;
+  int chunks = 0;
+  for (int i = 0; i < 64; ++i) {
+    const bool by_chunks = way.next() < 0;
+    if (i / 4 % 2 == 0) {
+      way.leave_out();
+      continue;
+    }
+    way.took(by_chunks, microseconds(by_chunks ? 114 : 148));
+    chunks += by_chunks;
+  }
+  EXPECT_GE(chunks, 20);  // of 32
+}
+
 // One in ten calls through chunks is faster than by the kernel: a way that most calls go has its least times
 // more often.
 TEST(CallWay, TimesThatAreSeldomReachedDoNotDecide) {
