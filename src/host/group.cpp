@@ -185,7 +185,7 @@ Group::Group(Bootstrap& bootstrap, double timeout_s, bool check, std::function<v
             part_from(peer);
           }});
   lane_->stream_chunks(!cached_);
-  lane_->use_cells(cells_);
+  lane_->use_cells(uses_cells());
   lane_->copy_abreast(abreast_);
   // Also keeps every rank until all have mapped all memory: a rank's own descriptors are needed until then.
   far_ = true;

@@ -47,6 +47,8 @@ class Group {
   // Returns the bytes from which outputs go around the cache: they would not stay there until they are read.
   std::size_t stream_bytes() const { return stream_bytes_; }
   bool cached() const { return cached_; }  // whether chunks stay in the cache; the same on every rank
+  // Returns whether pieces go by cells, as this group has found. From any thread.
+  bool uses_cells() const { return cells_.load(std::memory_order_relaxed); }
   // Counts what a call of all ranks will move, and sees to the rings before its first chunk. Requires: the
   // same on every rank. Throws ResourceError on every rank, which may go on, if there is no room for rings.
   void will_move(std::size_t bytes, Algorithm by);
@@ -215,7 +217,7 @@ class Group {
   bool one_process_ = true, far_ = false, cached_ = true;
   Timing timing_ = Timing::due;
   bool large_chosen_ = false;                // between near cores
-  bool cells_ = true;                        // pieces go by cells
+  std::atomic<bool> cells_ = true;           // pieces go by cells
   static std::atomic<CacheWay> measured_;    // by the last group of this process that has timed chunks
   static std::atomic<bool> measured_cells_;  // the same
   KernelCopies kernel_copies_ = KernelCopies::unknown;

@@ -65,11 +65,11 @@ void Group::choose_chunks(bool first, bool looks_at_kernel) {
     timing_ = Timing::done;
     cells_ = all.cells < kCellsPay * std::min(all.through, all.around);
     measured_ = cached_ ? CacheWay::through : CacheWay::around;
-    measured_cells_ = cells_;
+    measured_cells_ = uses_cells();
   }
   if (in_full || (cached_ && !large_chosen_ && !patience_.crowded)) choose_large();
   lane_->stream_chunks(!cached_);
-  lane_->use_cells(cells_);
+  lane_->use_cells(uses_cells());
   if (!looks_at_kernel) return;
   // An Intel Xeon has 1.3 to 2.4 times the kernel's time, a Zen 5 0.4 to 0.5 (measured; docs/notes/host.md).
   // Near 1 it does not matter: calls learn which way is the faster one.
@@ -103,7 +103,7 @@ Group::PieceTimes Group::time_chunks(int rounds) {
 // chosen when the cores have come near, and the copies are timed again.
 void Group::choose_large() {
   if (lane_->chunk_bytes() < HostThread::kLarge) return;
-  lane_->use_cells(cells_);
+  lane_->use_cells(uses_cells());
   const auto copies = time_large([this](bool abreast) { lane_->copy_abreast(abreast); }, 1);
   abreast_ = copies[true] < copies[false];
   lane_->copy_abreast(abreast_);

@@ -14,7 +14,7 @@ constexpr std::size_t kMostRing = 2048 * kKiB, kLeastRing = 8 * kKiB;
 constexpr std::size_t kRings = 4096 * kKiB;  // bytes of a rank, unless its rings are the least
 constexpr std::size_t kMostEntries = 128;    // of a ring; they take at most a quarter of it
 constexpr std::size_t kMostPiece = 32 * kKiB, kMostEager = 186 * kKiB;
-constexpr std::size_t kFewestCells = 4;         // of a rank
+constexpr std::size_t kLeastCells = 4;          // of a rank
 constexpr std::size_t kFilled = 64 * kKiB;      // of a ring, that get memory at once
 constexpr std::size_t kMostOwned = 128 * kKiB;  // lines that are asked for ahead
 constexpr std::size_t kMostLetGo = 512;         // bytes of data (host::let_go)
@@ -32,7 +32,7 @@ std::size_t num_entries(int ranks) { return std::min(ring_bytes(ranks) / 4 / kLi
 std::size_t room_bytes(int ranks) { return ring_bytes(ranks) - num_entries(ranks) * kLine; }
 
 std::size_t num_cells(int ranks) {
-  return host::Cells::of_rank(static_cast<std::size_t>(ranks), kFewestCells);
+  return host::Cells::of_rank(static_cast<std::size_t>(ranks), kLeastCells);
 }
 std::size_t cell_bytes(int ranks) { return round_up(MailRing::piece_bytes(ranks), host::kPage); }
 
@@ -108,7 +108,7 @@ bool MailWriter::has_room(std::uint64_t end) {
 
 bool MailWriter::put(const MailHead& head, const std::byte* data, std::size_t bytes) {
   const bool small = in_entry(head, bytes);
-  const bool by_cell = !small && !cells_.empty();
+  const bool by_cell = !small && group_.uses_cells() && !cells_.empty();
   const std::uint64_t end = small || by_cell ? placed_ : begin_of(bytes) + round_up(bytes, kLine);
   if (!has_room(end)) {
     gate_.blocked.store(1, std::memory_order_seq_cst);
@@ -143,7 +143,8 @@ void MailWriter::own_next(std::size_t bytes) const {
   host::own(&entry(next_));
   const std::size_t at = begin_of(bytes) % data_bytes_;
   const std::size_t end = std::min(at + std::min(bytes, kMostOwned), data_bytes_);
-  if (bytes <= kInEntry || !cells_.empty() || entries_bytes() + end > reached_) return;
+  const bool by_cell = group_.uses_cells() && !cells_.empty();
+  if (bytes <= kInEntry || by_cell || entries_bytes() + end > reached_) return;
   for (std::size_t line = at; line < end; line += kLine) host::own(data() + line);
 }
 
