@@ -329,7 +329,7 @@ class HostThread {
   // (host::kPaged), if the ring still has room for all pieces that may be under way.
   std::size_t after(const Placed& last, std::size_t bytes, std::size_t whole) const {
     const bool paged = bytes >= host::kPaged && whole >= paged_ring_bytes();
-    return paged ? host::behind(last.end) : last.end;
+    return paged ? host::behind(last.end, bytes) : last.end;
   }
   // Returns the bytes of a ring that a piece of `bytes` goes around. Eight pieces may be under way, and to go
   // around takes nine of the largest at least: so none meets another, whatever their sizes.

@@ -88,7 +88,7 @@ MailRing::MailRing(Group& group, host::Cells& cells, int reader, int writer)
       data_bytes_(room_bytes(group.size())) {}
 
 std::uint64_t MailRing::begin_of(std::size_t bytes) const {
-  return bytes >= host::kPaged && data_bytes_ >= kPagedRoom ? host::behind(placed_) : placed_;
+  return bytes >= host::kPaged && data_bytes_ >= kPagedRoom ? host::behind(placed_, bytes) : placed_;
 }
 
 void MailRing::reach(std::size_t bytes) {

@@ -52,11 +52,12 @@ bool lets_go();
 // fetches what lies behind the lines that it reads, up to the end of their page: it would take the lines of
 // the next piece from the writer, who has asked for them (docs/notes/host.md).
 inline constexpr std::size_t kPaged = 257;
-// Returns where such a piece begins in a ring, behind one that ends at `end`: on a page of its own, if that
-// is far enough. A core that reads to the end of a page fetches the first lines of the next one too.
-constexpr std::size_t behind(std::size_t end) {
-  constexpr std::size_t kApart = 1024;
-  return std::max(round_up(end, kPage), end + kApart);
+// Returns where such a piece begins in a ring, behind one that ends at `end`: on a page of its own. A core
+// that reads to the end of a page fetches the first lines of the next one too, which costs small pieces more
+// than a gap does.
+constexpr std::size_t behind(std::size_t end, std::size_t bytes) {
+  constexpr std::size_t kApart = 1024, kMostApart = 8192;
+  return std::max(round_up(end, kPage), bytes <= kMostApart ? end + kApart : 0);
 }
 
 // Combines `n_srcs` sources in order and writes every destination, as a lane's move with a reduction.
