@@ -16,7 +16,7 @@ struct Env {
   std::size_t chunk_bytes = 0;
   // UNISONO_STREAM_BYTES: outputs of this size and more bypass the cache; 0: by the machine's cache.
   std::size_t stream_bytes = 0;
-  // UNISONO_STREAM_CHUNKS: chunks bypass the cache, or not; unset: measured.
+  // UNISONO_STREAM_CHUNKS: chunks bypass the cache, in rings alone, or not; unset: measured.
   std::optional<bool> stream_chunks;
   // UNISONO_FAR=0: never let the kernel copy between processes; stage instead.
   bool far = true;
