@@ -54,9 +54,9 @@ void LocalCommunicator::run_chosen(Request& request, const Choice& choice, const
   const auto met = learns ? Clock::now() : Clock::time_point{};
   group_.will_move(request.bytes(), request.algorithm);
   program();
-  if (way && asks && !learns) way->leave_out();
   if (learns) way->took(!is_direct(request.algorithm), Clock::now() - met, met - began, waits);
   else if (held) way->took_held(Clock::now() - began);
+  else if (way && asks) way->leave_out();
 }
 
 // Returns what ranks learn of such calls, alike on every rank; null: nothing. Requires: may_ask_kernel.

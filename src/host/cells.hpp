@@ -38,15 +38,15 @@ class Cells {
       }
   }
 
-  bool empty() const { return had_.empty(); }
+  bool empty() const { return held_.empty(); }
   bool has(std::uint8_t number) const { return number < cells_.size(); }
   // Returns the cell that this rank has got last, which it has no more. Requires: not empty.
   std::uint8_t take() {
-    const std::uint8_t last = had_.back();
-    had_.pop_back();
+    const std::uint8_t last = held_.back();
+    held_.pop_back();
     return last;
   }
-  void keep(std::uint8_t number) { had_.push_back(number); }
+  void keep(std::uint8_t number) { held_.push_back(number); }
   // Return the place of a cell: to read what is there, and to write so many bytes.
   const byte* at(std::uint8_t number) const { return cells_[number].at; }
   byte* room(std::uint8_t number, std::size_t bytes) {
@@ -72,8 +72,8 @@ class Cells {
 
   const std::size_t each_, bytes_;
   const Fill fill_;
-  std::vector<Cell> cells_;        // of all ranks, by number: those of rank 0's segment from 1 on
-  std::vector<std::uint8_t> had_;  // by this rank
+  std::vector<Cell> cells_;         // of all ranks, by number: those of rank 0's segment from 1 on
+  std::vector<std::uint8_t> held_;  // by this rank, the last one at the end
 };
 
 }  // namespace unisono::host

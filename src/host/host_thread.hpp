@@ -28,7 +28,7 @@ class HostThread {
   static constexpr std::size_t kPacketBytes = 56;  // payload of a cache line beside its flag
 
   // A rank's segment: a header of `header_bytes` bytes, then signals, packets and chunks by peer, and cells.
-  // What begins at `packets` has memory as far as pieces have come.
+  // Memory from `packets` on is taken as far as pieces have come.
   struct Layout {
     Layout(int ranks, std::size_t chunk_bytes, std::size_t header_bytes);
     // Uses as much of the rings as suits cores with a second-level cache of so many bytes. If a rank's rings

@@ -98,6 +98,8 @@ void MailRing::reach(std::size_t bytes) {
                 std::min(kFilled, whole - reached_));
 }
 
+bool MailWriter::has_cell() const { return group_.uses_cells() && !cells_.empty(); }
+
 bool MailWriter::has_room(std::uint64_t end) {
   const auto fits = [&] { return next_ - taken_entries_ < num_entries_ && end - taken_ <= data_bytes_; };
   if (fits()) return true;
@@ -108,7 +110,7 @@ bool MailWriter::has_room(std::uint64_t end) {
 
 bool MailWriter::put(const MailHead& head, const std::byte* data, std::size_t bytes) {
   const bool small = in_entry(head, bytes);
-  const bool by_cell = !small && group_.uses_cells() && !cells_.empty();
+  const bool by_cell = !small && has_cell();
   const std::uint64_t end = small || by_cell ? placed_ : begin_of(bytes) + round_up(bytes, kLine);
   if (!has_room(end)) {
     gate_.blocked.store(1, std::memory_order_seq_cst);
@@ -117,20 +119,17 @@ bool MailWriter::put(const MailHead& head, const std::byte* data, std::size_t by
   reach(entries_bytes() + end);
   auto* const line = reinterpret_cast<std::byte*>(&entry(next_));
   std::memcpy(line, &head, sizeof head);
-  if (!small) entry(next_).rest[0] = std::byte{host::Cells::kNone};
   if (small) {
     if (bytes > 0) std::memcpy(line + kFixed, data, bytes);
-  } else if (by_cell) {
-    const std::uint8_t cell = cells_.take();
-    std::byte* const at = cells_.room(cell, bytes);
-    copy_bytes(at, data, bytes);
-    if (lets_go_ && bytes <= kMostLetGo) host::let_go(at, bytes);
-    entry(next_).rest[0] = std::byte{cell};
   } else {
-    const std::size_t at = begin_of(bytes) % data_bytes_, first = std::min(bytes, data_bytes_ - at);
-    copy_bytes(this->data() + at, data, first);
+    const std::uint8_t cell = by_cell ? cells_.take() : host::Cells::kNone;
+    entry(next_).rest[0] = std::byte{cell};
+    const std::size_t at = begin_of(bytes) % data_bytes_;
+    const std::size_t first = by_cell ? bytes : std::min(bytes, data_bytes_ - at);
+    std::byte* const to = by_cell ? cells_.room(cell, bytes) : this->data() + at;
+    copy_bytes(to, data, first);
     if (bytes > first) copy_bytes(this->data(), data + first, bytes - first);
-    else if (lets_go_ && bytes <= kMostLetGo) host::let_go(this->data() + at, bytes);
+    else if (lets_go_ && bytes <= kMostLetGo) host::let_go(to, bytes);
     placed_ = end;
   }
   if (next_ == 0) gate_.opened.store(1, std::memory_order_release);
@@ -143,8 +142,7 @@ void MailWriter::own_next(std::size_t bytes) const {
   host::own(&entry(next_));
   const std::size_t at = begin_of(bytes) % data_bytes_;
   const std::size_t end = std::min(at + std::min(bytes, kMostOwned), data_bytes_);
-  const bool by_cell = group_.uses_cells() && !cells_.empty();
-  if (bytes <= kInEntry || by_cell || entries_bytes() + end > reached_) return;
+  if (bytes <= kInEntry || has_cell() || entries_bytes() + end > reached_) return;
   for (std::size_t line = at; line < end; line += kLine) host::own(data() + line);
 }
 

@@ -124,6 +124,7 @@ class MailWriter : public MailRing {
   void own_next(std::size_t bytes) const;
 
  private:
+  bool has_cell() const;
   bool has_room(std::uint64_t end);
   std::uint64_t next_ = 0;                       // entry
   std::uint64_t taken_entries_ = 0, taken_ = 0;  // when this end has last looked

@@ -85,7 +85,7 @@ TEST(Rings, KeepPiecesApart) {
   EXPECT_EQ(wrong, 0);
 }
 
-// Of an exchange each piece goes where the peer's last one came from, which no other rank reads any more.
+// Pieces of an exchange go where the peer's last one came from, which no other rank reads any more.
 TEST(Cells, ChangeHands) {
   std::size_t elsewhere = 0;
   on_ranks(2, [&](HostThread& lane, Channel& channel) {
