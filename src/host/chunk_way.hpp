@@ -1,18 +1,37 @@
-// Which way a rank's pieces go into the chunks of one peer: through the cache or around it.
+// Which way a rank's pieces go into the ring of one peer: through the cache or around it.
 #pragma once
 
 #include <algorithm>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
+
+#include "base/deadline.hpp"
 
 namespace unisono::host {
 
 // Around must be so many times as fast, since times vary.
 inline constexpr double kAroundPays = 1.5;
+// The bytes from which a piece may go around, and from which it may be timed.
+inline constexpr std::size_t kStreamFrom = 3072, kTimedFrom = 8192;
 
 // The time that a reader's copy of a piece took. Units: of times in this file, seconds a byte.
 struct Taken {
   std::uint32_t piece = 0;
-  double time = 0;
+  float time = 0;
+};
+
+// A copy that is timed.
+class Stopwatch {
+ public:
+  explicit Stopwatch(std::size_t bytes) : bytes_(static_cast<double>(bytes)) {}
+  float ended() const {
+    return static_cast<float>(std::chrono::duration<double>(Clock::now() - began_).count() / bytes_);
+  }
+
+ private:
+  double bytes_;
+  Clock::time_point began_ = Clock::now();
 };
 
 // Learns the way of pieces to one peer from the times of some, and changes it when the cores have come nearer
@@ -37,9 +56,11 @@ class ChunkWay {
   void learn(const Taken& taken) {
     if (piece_ == 0 || taken.piece != piece_) return;
     double& usual = goes_around_ ? of_around_ : of_through_;
-    const double time = written_ + taken.time, weight = goes_around_ == around_ ? 0.25 : 0.5;
-    // a thread that loses its core takes many times as long
-    usual = usual == 0 ? time : usual + weight * (std::min(time, 2 * usual) - usual);
+    const double time = written_ + taken.time;
+    // What is known of the way that is tried is as old as the last try. Of the other one: a thread that loses
+    // its core takes many times as long.
+    const bool anew = usual == 0 || goes_around_ != around_;
+    usual = anew ? time : usual + 0.25 * (std::min(time, 2 * usual) - usual);
     if (of_around_ > 0 && of_through_ > 0) around_ = of_through_ > kAroundPays * of_around_;
   }
 

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kMostRanks = 1024;
 constexpr std::size_t kMostNamed = 8;  // ranks in the text of a failure, which has 1000 bytes
-constexpr std::uint32_t kVersion = 8;  // of the memory layout and of Hello
+constexpr std::uint32_t kVersion = 9;  // of the memory layout and of Hello
 
 CacheWay asked_way() {
   const auto& asked = env().stream_chunks;

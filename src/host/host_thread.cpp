@@ -99,7 +99,7 @@ bool HostThread::own_way(int peer, std::size_t bytes) {
   host::Taken taken;
   std::memcpy(&taken, line(rank_, Slot::chunk_credit, peer)->payload, sizeof taken);
   way.learn(taken);
-  writing_ = {.peer = peer, .bytes = bytes, .began = Clock::now()};
+  writing_ = {.peer = peer, .watch = host::Stopwatch(bytes)};
   return way.begin(piece);
 }
 

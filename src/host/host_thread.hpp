@@ -240,8 +240,8 @@ class HostThread {
     return c.put.at;
   }
   const byte* chunk_from(int peer, std::uint32_t index, std::size_t bytes) {
-    if (own_ways_ && bytes >= kTimedFrom && host::ChunkWay::timed(awaited(peer, Slot::chunk)))
-      taking_ = {.peer = peer, .bytes = bytes, .began = Clock::now()};
+    if (own_ways_ && bytes >= host::kTimedFrom && host::ChunkWay::timed(awaited(peer, Slot::chunk)))
+      taking_ = {.peer = peer, .watch = host::Stopwatch(bytes)};
     Placed& taken = signals(peer).taken;
     if (taken.cell == host::Cells::kNone) return chunk(rank_, peer, taken, index, bytes);
     taken.index = index;
@@ -276,14 +276,12 @@ class HostThread {
   };
   struct Timed {  // the piece that is written or taken now, if it is timed
     int peer = -1;
-    std::size_t bytes = 0;
-    Clock::time_point began;
-    double ended() {
+    host::Stopwatch watch{0};
+    float ended() {
       peer = -1;
-      return std::chrono::duration<double>(Clock::now() - began).count() / static_cast<double>(bytes);
+      return watch.ended();
     }
   };
-  static constexpr std::size_t kStreamFrom = 3072, kTimedFrom = 8192;
   static constexpr std::size_t kMostOwned = std::size_t{16} << 10, kMostLetGo = 1024;
   static constexpr std::size_t kReadFrom = std::size_t{4} << 20;
   static constexpr int kMostYields = 64;
@@ -310,8 +308,8 @@ class HostThread {
     next.around = false;
     next.cell = host::Cells::kNone;
     if (cells_used_ && !cells_.empty() && peer != rank_) next.cell = cells_.take();
-    else if (bytes >= kStreamFrom)
-      next.around = own_ways_ && bytes >= kTimedFrom ? own_way(peer, bytes) : around_;
+    else if (bytes >= host::kStreamFrom)
+      next.around = own_ways_ && bytes >= host::kTimedFrom ? own_way(peer, bytes) : around_;
   }
   // Asks for the lines of the next piece to the peer, if it is like the last one: the reader has given them
   // up by then. Those of a large piece would leave the first-level cache again.

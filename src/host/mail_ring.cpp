@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/bytes.hpp"
+#include "base/env.hpp"
 #include "host/group.hpp"
 
 namespace unisono {
@@ -40,18 +41,17 @@ bool in_entry(const MailHead& head, std::size_t bytes) {
   return bytes == 0 || (head.kind == MailHead::eager && bytes <= kInEntry);
 }
 
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, bool abreast = false) {
-  if (bytes < host::kPaged) return void(std::memcpy(to, from, bytes));
-  const Dst dst{to};
+void copy_bytes(Dst to, const std::byte* from, std::size_t bytes, bool abreast = false) {
+  if (bytes < host::kPaged) return void(std::memcpy(to.at, from, bytes));
   const host::Kernels& kernels = host::kernels();
-  (abreast ? kernels.copy_abreast : kernels.copy)(&dst, 1, from, bytes);
+  (abreast ? kernels.copy_abreast : kernels.copy)(&to, 1, from, bytes);
 }
 
 }  // namespace
 
 void MailRecord::copy_to(std::byte* to) const {
-  if (!data.empty()) copy_bytes(to, data.data(), data.size(), abreast);
-  if (!rest.empty()) copy_bytes(to + data.size(), rest.data(), rest.size(), abreast);
+  if (!data.empty()) copy_bytes({to}, data.data(), data.size(), abreast);
+  if (!rest.empty()) copy_bytes({to + data.size()}, rest.data(), rest.size(), abreast);
 }
 
 std::size_t MailRing::head_bytes(int ranks) { return kBell + static_cast<std::size_t>(ranks) * sizeof(Gate); }
@@ -108,6 +108,38 @@ bool MailWriter::has_room(std::uint64_t end) {
   return fits();
 }
 
+bool MailWriter::begins_around() const { return !group_.cached(); }
+
+// A writer may be many records ahead of the reader, which tells the time of the one that was timed last.
+bool MailWriter::goes_around(std::size_t bytes) {
+  if (bytes < host::kStreamFrom) return false;
+  const auto number = static_cast<std::uint32_t>(next_);
+  const bool learns = bytes >= host::kTimedFrom && number != 0 && host::ChunkWay::timed(number) &&
+                      !group_.patience().crowded && !env().stream_chunks;
+  const host::Taken taken = learns ? gate_.taken.load(std::memory_order_relaxed) : host::Taken{};
+  if (!learns || taken.piece != timed_) return way_.around();
+  way_.learn(taken);
+  timed_ = number;
+  return way_.begin(number);
+}
+
+void MailWriter::write(Dst to, const std::byte* data, std::size_t bytes) const {
+  copy_bytes(to, data, bytes);
+  if (lets_go_ && bytes <= kMostLetGo) host::let_go(to.at, bytes);
+}
+
+void MailWriter::write_to_ring(const std::byte* data, std::size_t bytes) {
+  const bool around = goes_around(bytes);
+  const bool timed = timed_ != 0 && timed_ == static_cast<std::uint32_t>(next_);
+  entry(next_).rest[0] = std::byte{host::Cells::kNone};
+  entry(next_).rest[1] = std::byte{timed};
+  const std::size_t at = begin_of(bytes) % data_bytes_, first = std::min(bytes, data_bytes_ - at);
+  const auto watch = timed ? std::optional(host::Stopwatch(bytes)) : std::nullopt;
+  write({this->data() + at, around}, data, first);
+  if (bytes > first) write({this->data(), around}, data + first, bytes - first);
+  if (watch) way_.wrote(watch->ended());
+}
+
 bool MailWriter::put(const MailHead& head, const std::byte* data, std::size_t bytes) {
   const bool small = in_entry(head, bytes);
   const bool by_cell = !small && has_cell();
@@ -121,15 +153,12 @@ bool MailWriter::put(const MailHead& head, const std::byte* data, std::size_t by
   std::memcpy(line, &head, sizeof head);
   if (small) {
     if (bytes > 0) std::memcpy(line + kFixed, data, bytes);
-  } else {
-    const std::uint8_t cell = by_cell ? cells_.take() : host::Cells::kNone;
+  } else if (by_cell) {
+    const std::uint8_t cell = cells_.take();
     entry(next_).rest[0] = std::byte{cell};
-    const std::size_t at = begin_of(bytes) % data_bytes_;
-    const std::size_t first = by_cell ? bytes : std::min(bytes, data_bytes_ - at);
-    std::byte* const to = by_cell ? cells_.room(cell, bytes) : this->data() + at;
-    copy_bytes(to, data, first);
-    if (bytes > first) copy_bytes(this->data(), data + first, bytes - first);
-    else if (lets_go_ && bytes <= kMostLetGo) host::let_go(to, bytes);
+    write({cells_.room(cell, bytes)}, data, bytes);
+  } else {
+    write_to_ring(data, bytes);
     placed_ = end;
   }
   if (next_ == 0) gate_.opened.store(1, std::memory_order_release);
@@ -142,7 +171,7 @@ void MailWriter::own_next(std::size_t bytes) const {
   host::own(&entry(next_));
   const std::size_t at = begin_of(bytes) % data_bytes_;
   const std::size_t end = std::min(at + std::min(bytes, kMostOwned), data_bytes_);
-  if (bytes <= kInEntry || has_cell() || entries_bytes() + end > reached_) return;
+  if (bytes <= kInEntry || has_cell() || way_.around() || entries_bytes() + end > reached_) return;
   for (std::size_t line = at; line < end; line += kLine) host::own(data() + line);
 }
 
@@ -168,6 +197,7 @@ std::optional<MailRecord> MailReader::look() {
     record.data = {cells_.at(record.cell), bytes};
     return record;
   }
+  if (entry.rest[1] != std::byte{0}) record.timed.emplace(bytes);
   reach(entries_bytes() + begin_of(bytes) + bytes);
   const std::size_t at = begin_of(bytes) % data_bytes_, first = std::min(bytes, data_bytes_ - at);
   record.data = {data() + at, first};
@@ -177,6 +207,9 @@ std::optional<MailRecord> MailReader::look() {
 
 bool MailReader::pop(const MailRecord& record) {
   const std::uint64_t next = next_.load(std::memory_order_relaxed) + 1;
+  if (record.timed)
+    gate_.taken.store({static_cast<std::uint32_t>(next - 1), record.timed->ended()},
+                      std::memory_order_relaxed);
   next_.store(next, std::memory_order_relaxed);
   const std::size_t bytes = record.bytes();
   if (record.cell != host::Cells::kNone) cells_.keep(record.cell);

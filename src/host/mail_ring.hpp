@@ -11,6 +11,7 @@
 #include <span>
 
 #include "host/cells.hpp"
+#include "host/chunk_way.hpp"
 #include "host/move.hpp"
 #include "host/portions.hpp"
 #include "host/wait.hpp"
@@ -39,9 +40,10 @@ struct MailHead {
 // A record and its data, in one or two places.
 struct MailRecord {
   MailHead head;
-  std::span<const std::byte> data, rest;
+  std::span<const std::byte> data, rest{};
   std::uint8_t cell = host::Cells::kNone;  // that the data lies in
   bool abreast = false;                    // copies of much go abreast (Kernels::copy_abreast)
+  std::optional<host::Stopwatch> timed{};  // the writer learns how long the reader has it
   std::size_t bytes() const { return data.size() + rest.size(); }
   void copy_to(std::byte* to) const;
 };
@@ -78,12 +80,14 @@ class MailRing {
     alignas(64) std::atomic<std::uint64_t> entries, placed;  // that the reader has taken; bytes of data
     std::atomic<std::uint32_t> blocked;                      // the writer waits for room
     std::atomic<std::uint64_t> sizes;  // a bit for each number of bits of a size: `wants_pieces`
+    std::atomic<host::Taken> taken;    // the last record that was timed
     alignas(64) std::atomic<std::uint32_t> copies;
     host::Portions portions;
   };
   struct Entry {
     MailHead head;
-    std::byte rest[20];  // of a small message, whose data begins within the head; of others the cell
+    // Of a small message, whose data begins within the head. Of others: the cell, and whether it is timed.
+    std::byte rest[20];
     std::atomic<std::uint32_t> stamp;  // counts laps: this lap's says that the record is there
   };
   static_assert(sizeof(Entry) == sizeof(host::Line));
@@ -126,8 +130,15 @@ class MailWriter : public MailRing {
  private:
   bool has_cell() const;
   bool has_room(std::uint64_t end);
+  bool begins_around() const;
+  // Returns whether the next record's data goes into the ring around the cache, which is timed now and then.
+  bool goes_around(std::size_t bytes);
+  void write(Dst to, const std::byte* data, std::size_t bytes) const;
+  void write_to_ring(const std::byte* data, std::size_t bytes);
   std::uint64_t next_ = 0;                       // entry
   std::uint64_t taken_entries_ = 0, taken_ = 0;  // when this end has last looked
+  host::ChunkWay way_{begins_around()};          // of data in the ring
+  std::uint32_t timed_ = 0;                      // the record whose time the reader tells; 0: none
   const bool lets_go_ = host::lets_go();
 };
 

@@ -58,7 +58,7 @@ void Mailbox::take_records_from_abroad() {
     const std::span<const std::byte> data(record_.data() + sizeof head, record_.size() - sizeof head);
     const std::size_t bytes = head.carries() ? head.bytes : 0;
     if (head.kind > Head::part || head.kind == Head::more || data.size() != bytes) no_message(*source);
-    take(*source, {head, data, {}});
+    take(*source, {head, data});
   }
 }
 

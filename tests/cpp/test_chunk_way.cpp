@@ -23,7 +23,7 @@ int send(ChunkWay& way, std::uint32_t& piece, const Cores& cores, int pieces) {
     const bool around = way.begin(piece);
     const double time = around ? cores.around : cores.through;
     way.wrote(time / 2);
-    way.learn({piece, time / 2});
+    way.learn({piece, static_cast<float>(time / 2)});
     went += around;
   }
   return went;
@@ -44,6 +44,16 @@ TEST(ChunkWay, ChangesWhereCoresHaveMoved) {
   send(way, piece, kFar, 200);
   EXPECT_TRUE(way.around());
   send(way, piece, kNear, 2000);
+  EXPECT_FALSE(way.around());
+}
+
+// What was known of the other way, before its cores moved, does not count.
+TEST(ChunkWay, OneTryIsEnough) {
+  ChunkWay way(false);
+  std::uint32_t piece = 0;
+  send(way, piece, {9, 2}, 200);
+  EXPECT_TRUE(way.around());
+  send(way, piece, {2.5, 2}, 64 * 8);
   EXPECT_FALSE(way.around());
 }
 
