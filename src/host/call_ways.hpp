@@ -14,9 +14,9 @@ namespace unisono::host {
 
 // Learns the faster way of the calls of a kind from the times of both. It is the caller who decides which one
 // that is: a peer reads an input that it has read before from its own cache, and one that was written since
-// from the writer's (docs/notes/host.md). A rank learns from its own calls, and tells its peers what it would
-// rather do. To ask each other takes a fifth as long as a call of 16 KiB through chunks. So ranks that have
-// agreed on chunks hold to them for some calls, without asking.
+// from the writer's (docs/notes/host-kernel.md). A rank learns from its own calls, and tells its peers what
+// it would rather do. To ask each other takes a fifth as long as a call of 16 KiB through chunks. So ranks
+// that have agreed on chunks hold to them for some calls, without asking.
 class CallWay {
  public:
   // Returns the nanoseconds that the kernel's copies save this rank in the next call. The call had better go

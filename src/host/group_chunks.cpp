@@ -22,9 +22,9 @@ constexpr std::size_t kMeasuredBytes = 16 << 10;  // of a piece when chunks are 
 constexpr std::size_t kFarBytes = 64 << 10;       // of a copy by the kernel when that is measured
 constexpr int kManyRounds = 20, kFewRounds = 7;
 // A small part of a ring stays in the caches between calls that use these for other things. On some
-// processors large pieces take twice as long there (docs/notes/host.md).
+// processors large pieces take twice as long there (docs/notes/host-rings.md).
 constexpr double kConfinedPays = 1.1;
-// Calls gain more from cells than pieces that are timed (docs/notes/host.md).
+// Calls gain more from cells than pieces that are timed (docs/notes/host-rings.md).
 constexpr double kCellsPay = 1.3;
 // Chunks are timed again after so many bytes: a virtual machine's cores may have come nearer, or gone apart.
 // Large calls count more while chunks go through the cache. Between cores that have gone apart they take up
@@ -73,8 +73,8 @@ void Group::choose_chunks(bool first, bool looks_at_kernel) {
   lane_->stream_chunks(!cached_);
   lane_->use_cells(uses_cells());
   if (!looks_at_kernel) return;
-  // An Intel Xeon has 1.3 to 2.4 times the kernel's time, a Zen 5 0.4 to 0.5 (measured; docs/notes/host.md).
-  // Near 1 it does not matter: calls learn which way is the faster one.
+  // An Intel Xeon has 1.3 to 2.4 times the kernel's time, a Zen 5 0.4 to 0.5 (measured;
+  // docs/notes/host-kernel.md). Near 1 it does not matter: calls learn which way is the faster one.
   const bool fast = all.kernel < std::min({all.through, all.around, all.cells});
   found_ = kernel_copies_ = fast ? KernelCopies::fast : KernelCopies::slow;
 }

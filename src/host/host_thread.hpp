@@ -33,7 +33,7 @@ class HostThread {
     Layout(int ranks, std::size_t chunk_bytes, std::size_t header_bytes);
     // Uses as much of the rings as suits cores with a second-level cache of so many bytes. If a rank's rings
     // have less than twice as much in all, its peers overwrite lines that are still in its cache, which takes
-    // up to four times as long; if they have much more, it takes longer too (docs/notes/host.md).
+    // up to four times as long; if they have much more, it takes longer too (docs/notes/host-rings.md).
     void fit_rings(std::size_t cache);
     static constexpr std::size_t kMostRings = std::size_t{2} << 20;  // bytes of a rank, if chunks are small
     int ranks;

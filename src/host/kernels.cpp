@@ -52,8 +52,8 @@ void copy_vectors(byte* to, const byte* from, std::size_t bytes) {
 #endif
 
 // Copies. Plain stores fetch each line that another core has before they overwrite it, and pieces of some KiB
-// fill the store queue. A string move fetches none (docs/notes/host.md); libc makes one only from 4 KiB on.
-// Sanitizers see memcpy alone.
+// fill the store queue. A string move fetches none (docs/notes/host-rings.md); libc makes one only from 4 KiB
+// on. Sanitizers see memcpy alone.
 inline void copy_through(byte* to, const byte* from, std::size_t bytes) {
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   if (bytes > 1024 && string_moves_crawl(to, reinterpret_cast<std::uintptr_t>(from)))

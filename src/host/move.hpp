@@ -18,7 +18,7 @@ inline constexpr std::size_t kPage = 4096;
 
 // Returns whether string moves (rep movsb, of which libc's memcpy and the kernel's copies are made) may take
 // 20 times as long: on AMD's cores they do where `to` lies 1 to 31 bytes further than `from` in a page
-// (docs/notes/host.md). So do two arrays of whole pages that malloc has made one after the other.
+// (docs/notes/host-kernel.md). So do two arrays of whole pages that malloc has made one after the other.
 inline bool string_moves_crawl(const void* to, std::uintptr_t from) {
   constexpr std::uintptr_t kNear = 32;
   const std::uintptr_t ahead = (reinterpret_cast<std::uintptr_t>(to) - from) % kPage;
@@ -50,7 +50,7 @@ bool lets_go();
 
 // From that many bytes on, data that one core writes for another begins a page of its own. A reader's core
 // fetches what lies behind the lines that it reads, up to the end of their page: it would take the lines of
-// the next piece from the writer, who has asked for them (docs/notes/host.md).
+// the next piece from the writer, who has asked for them (docs/notes/host-messages.md).
 inline constexpr std::size_t kPaged = 257;
 // Returns where such a piece begins in a ring, behind one that ends at `end`: on a page of its own. A core
 // that reads to the end of a page fetches the first lines of the next one too, which costs small pieces more

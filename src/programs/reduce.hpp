@@ -56,7 +56,7 @@ UNISONO_PROGRAM void reduce_two_shot_push(Channel& channel, const Args& a) {
 // none, since only the sums then enter it, but with two ranks it has all. Where the kernel copies, the root
 // has a larger one: of n inputs it copies n-1, and the others those and the sums. To add a source takes half
 // as long as its copy, and a copy costs what kCall bytes more would. Pages are not shared, and a few of them
-// are not worth the calls (docs/notes/host.md).
+// are not worth the calls (docs/notes/host-kernel.md).
 template <class Lane>
 UNISONO_PORTABLE Range reduced_by(const Lane& lane, std::size_t bytes, int root) {
   constexpr std::size_t kCall = std::size_t{16} << 10, kPage = 4096, kFew = 3 * kPage;
