@@ -2,6 +2,7 @@
 
 #include "core/comparison.hpp"
 #include "fused/engine.hpp"
+#include "host/backend.hpp"
 
 namespace unisono {
 namespace fused {
@@ -29,10 +30,11 @@ void run_alone(const Task& task) {
 }
 
 void run(Communicator::Impl& impl, host::Norm kind, const NormCall& call) {
-  const Task task(kind, call, impl.rank(), impl.size());
+  Task task(kind, call, impl.rank(), impl.size());
   const bool on_gpu = call.memory == Memory::device;
   if (on_gpu) check_for_gpu(impl, task);
   LocalCommunicator* const machine = impl.machine();
+  task.streams = machine && call.rows * task.out_bytes >= machine->group().stream_bytes();
   const bool planned = call.algorithm == NormAlgorithm::automatic,
              apart = call.algorithm == NormAlgorithm::apart;
   if (!machine && !planned && !apart)

@@ -56,7 +56,7 @@ std::size_t chunk_bytes_for(int ranks) {
 // outputs take less around it, even of a cache with room for them (docs/notes/host-rings.md).
 std::size_t default_stream_bytes(std::size_t cache, int ranks) {
   constexpr std::size_t kMostKept = std::size_t{32} << 20;
-  return cache > 0 ? std::min(cache / (ranks == 2 ? 2 : 4), kMostKept) : std::size_t{4} << 20;
+  return cache > 0 ? std::min(cache / (ranks <= 2 ? 2 : 4), kMostKept) : std::size_t{4} << 20;
 }
 
 Hello read(const std::string& bytes, int rank, const Hello& mine, const std::string& who) {

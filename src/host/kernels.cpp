@@ -17,12 +17,9 @@ namespace {
 // Bytes of a destination that stay in the first-level cache between passes.
 constexpr std::size_t kBlock = 4096;
 
-// Orders streaming stores, which are weakly ordered, before the next signal.
-inline void drain([[maybe_unused]] const Dst* dsts, [[maybe_unused]] int n_dsts) {
-#if defined(__x86_64__)
+inline void drain(const Dst* dsts, int n_dsts) {
   for (int d = 0; d < n_dsts; ++d)
-    if (dsts[d].stream) return _mm_sfence();
-#endif
+    if (dsts[d].stream) return drain();
 }
 
 // Returns the bytes from `to` to the first place where a whole vector can be streamed to, at most `bytes`.

@@ -67,6 +67,13 @@ inline void stream_vector(byte* to, V value) {
   store<V>(to, 0, value);
 }
 
+// Orders streaming stores, which are weakly ordered, before the next signal.
+inline void drain() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
 template <bool kStream, class V>
 inline void put(byte* to, std::size_t i, V value) {
   if constexpr (kStream) stream_vector(to + i * sizeof(V), value);

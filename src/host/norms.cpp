@@ -126,24 +126,11 @@ inline V normalised(V value, float mean, float factor, V weight) {
 }
 
 template <class T, Norm kind, bool kBias>
-void scale_row(byte* out, const byte* row, const byte* next, const NormParameters& p, float mean,
-               float factor, std::size_t count) {
-  std::size_t at = 0;
-  if constexpr (Lanes<T>::kAny) {
-    for (; at + kStrip * kLanes <= count; at += kStrip * kLanes) {
-      const std::size_t here = at * sizeof(T);
-      fetch_strip<T>(next + here);
-      auto values = Lanes<T>::template widen<kStrip>(row + here);
-      const auto weights = Lanes<T>::template widen<kStrip>(p.weight + here);
-      for (std::size_t k = 0; k < kStrip; ++k)
-        values.part[k] = normalised<kind>(values.part[k], mean, factor, weights.part[k]);
-      if constexpr (kBias) add(values, Lanes<T>::template widen<kStrip>(p.bias + here));
-      Lanes<T>::narrow(out + here, values);
-    }
-  }
+void scale_elements(byte* out, const byte* row, const NormParameters& p, float mean, float factor,
+                    std::size_t at, std::size_t end) {
   float values[kStep];
-  for (; at < count; at += kStep) {
-    const std::size_t length = std::min(kStep, count - at), here = at * sizeof(T);
+  for (; at < end; at += kStep) {
+    const std::size_t length = std::min(kStep, end - at), here = at * sizeof(T);
     for (std::size_t i = 0; i < length; ++i)
       values[i] = normalised<kind>(Wide<T>::from(load<T>(row + here, i)), mean, factor,
                                    Wide<T>::from(load<T>(p.weight + here, i)));
@@ -152,6 +139,37 @@ void scale_row(byte* out, const byte* row, const byte* next, const NormParameter
         values[i] = values[i] + Wide<T>::from(load<T>(p.bias + here, i));
     for (std::size_t i = 0; i < length; ++i) store<T>(out + here, i, Wide<T>::to(values[i]));
   }
+}
+
+// Returns the elements before the first one that begins a line, at most `count`.
+template <class T>
+std::size_t elements_before_line(const byte* at, std::size_t count) {
+  return std::min((kLine - reinterpret_cast<std::uintptr_t>(at) % kLine) % kLine / sizeof(T), count);
+}
+
+// kStream: `out` is a multiple of sizeof(T).
+template <class T, Norm kind, bool kBias, bool kStream>
+void scale_row(byte* out, const byte* row, const byte* next, const NormParameters& p, float mean,
+               float factor, std::size_t count) {
+  std::size_t at = 0;
+  if constexpr (Lanes<T>::kAny) {
+    if constexpr (kStream) {
+      at = elements_before_line<T>(out, count);
+      scale_elements<T, kind, kBias>(out, row, p, mean, factor, 0, at);
+    }
+    for (; at + kStrip * kLanes <= count; at += kStrip * kLanes) {
+      const std::size_t here = at * sizeof(T);
+      fetch_strip<T>(next + here);
+      auto values = Lanes<T>::template widen<kStrip>(row + here);
+      const auto weights = Lanes<T>::template widen<kStrip>(p.weight + here);
+      for (std::size_t k = 0; k < kStrip; ++k)
+        values.part[k] = normalised<kind>(values.part[k], mean, factor, weights.part[k]);
+      if constexpr (kBias) add(values, Lanes<T>::template widen<kStrip>(p.bias + here));
+      Lanes<T>::template narrow<kStream>(out + here, values);
+    }
+  }
+  scale_elements<T, kind, kBias>(out, row, p, mean, factor, at, count);
+  if constexpr (kStream) drain();
 }
 
 template <class T, Norm kind>
@@ -164,8 +182,11 @@ void normalise(byte* out, const byte* row, const byte* next, const NormParameter
     squares = sum_of<T, Term::square>(row, 0, count);
   }
   const float factor = norm::factor_of(norm::mean_of(squares, count), p.eps);
-  if (p.bias) scale_row<T, kind, true>(out, row, next, p, mean, factor, count);
-  else scale_row<T, kind, false>(out, row, next, p, mean, factor, count);
+  const bool stream = p.stream && reinterpret_cast<std::uintptr_t>(out) % sizeof(T) == 0;
+  const auto scale = p.bias   ? stream ? scale_row<T, kind, true, true> : scale_row<T, kind, true, false>
+                     : stream ? scale_row<T, kind, false, true>
+                              : scale_row<T, kind, false, false>;
+  scale(out, row, next, p, mean, factor, count);
 }
 
 // ---- quantise ----

@@ -21,6 +21,7 @@ struct NormParameters {
   const byte* weight;
   const byte* bias;  // null: none
   float eps;
+  bool stream = false;  // `out`, which is not `row`, goes around the cache
 };
 // Writes a normalised row. `out` may be `row`. next: a row that is read soon, whose lines are asked for
 // meanwhile; else `row`.

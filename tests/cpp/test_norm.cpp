@@ -2,8 +2,10 @@
 // of ranks on the host lane against one rank. test_far_norms.cpp has ranks in processes of their own.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -98,6 +100,19 @@ TEST_P(NormKernels, NormaliseByTheDefinition) {
               count);
           EXPECT_EQ(first_difference(dtype, out.data(), expected.data(), count), -1)
               << kernels->instruction_set << ", " << count << ", seed " << seed;
+          for (const std::size_t before : {std::size_t{0}, size, 3 * size, std::size_t{1}}) {
+            constexpr std::size_t kAround = 64;
+            Bytes around(kAround + before + out.size() + kAround, std::byte{0x5a});
+            std::byte* const to = around.data() + kAround + before;
+            kernels->norms.normalise[static_cast<int>(dtype)][layer](
+                to, row.data(), row.data(), {weight.data(), bias.empty() ? nullptr : bias.data(), eps, true},
+                count);
+            EXPECT_EQ(first_difference(dtype, to, expected.data(), count), -1)
+                << kernels->instruction_set << ", " << count << ", seed " << seed << ", " << before;
+            const auto kept = std::ranges::count(std::span(around.data(), to), std::byte{0x5a}) +
+                              std::count(to + out.size(), around.data() + around.size(), std::byte{0x5a});
+            EXPECT_EQ(kept, kAround + before + kAround);
+          }
         }
       }
 }
