@@ -14,7 +14,7 @@
 namespace unisono::test {
 namespace {
 
-constexpr std::size_t kBytes = 16000;
+constexpr std::size_t kRecordBytes = 16000;
 constexpr std::chrono::seconds kTimeout(60);
 
 // Runs writes(group) on a rank, and reads(group) on another one.
@@ -37,8 +37,8 @@ host::Cells no_cells(const Group& group) { return {group.rank(), {}, 0, 0, {}}; 
 MailHead head_of(std::size_t bytes) { return {MailHead::eager, DType::u8, 1, bytes, 0, 0, 0}; }
 
 bool put(MailWriter& ring, int number) {
-  const Bytes data = content(0, 1, number, kBytes);
-  return ring.put(head_of(kBytes), reinterpret_cast<const std::byte*>(data.data()), kBytes);
+  const Bytes data = content(0, 1, number, kRecordBytes);
+  return ring.put(head_of(kRecordBytes), reinterpret_cast<const std::byte*>(data.data()), kRecordBytes);
 }
 
 // A writer that is far ahead times a record when the reader has told the time of the last one.
@@ -71,7 +71,7 @@ TEST(MailRing, TimesOneRecordAtATime) {
             if (record->timed) timed.push_back(number);
             Bytes data(record->bytes());
             record->copy_to(reinterpret_cast<std::byte*>(data.data()));
-            EXPECT_EQ(data, content(0, 1, number, kBytes)) << number;
+            EXPECT_EQ(data, content(0, 1, number, kRecordBytes)) << number;
             ring.pop(*record);
           }
           group.exchange(0);
