@@ -134,10 +134,14 @@ void MailWriter::write_to_ring(const std::byte* data, std::size_t bytes) {
   entry(next_).rest[0] = std::byte{host::Cells::kNone};
   entry(next_).rest[1] = std::byte{timed};
   const std::size_t at = begin_of(bytes) % data_bytes_, first = std::min(bytes, data_bytes_ - at);
-  const auto watch = timed ? std::optional(host::Stopwatch(bytes)) : std::nullopt;
-  write({this->data() + at, around}, data, first);
-  if (bytes > first) write({this->data(), around}, data + first, bytes - first);
-  if (watch) way_.wrote(watch->ended());
+  const auto copy = [&] {
+    write({this->data() + at, around}, data, first);
+    if (bytes > first) write({this->data(), around}, data + first, bytes - first);
+  };
+  if (!timed) return copy();
+  const host::Stopwatch watch(bytes);
+  copy();
+  way_.wrote(watch.ended());
 }
 
 bool MailWriter::put(const MailHead& head, const std::byte* data, std::size_t bytes) {
