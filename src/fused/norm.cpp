@@ -29,12 +29,16 @@ void run_alone(const Task& task) {
   for (std::size_t row = 0; row < task.call.rows; ++row) tail.follow(row, task.x(row));
 }
 
+// Returns whether nobody reads normalised rows before the caller does: those of a sharded residual travel,
+// and quantised ones are codes.
+bool may_stream(const NormCall& call) { return !call.sharded && call.quant == NormQuant::none; }
+
 void run(Communicator::Impl& impl, host::Norm kind, const NormCall& call) {
   Task task(kind, call, impl.rank(), impl.size());
   const bool on_gpu = call.memory == Memory::device;
   if (on_gpu) check_for_gpu(impl, task);
   LocalCommunicator* const machine = impl.machine();
-  task.streams = machine && call.rows * task.out_bytes >= machine->group().stream_bytes();
+  task.streams = machine && may_stream(call) && call.rows * task.out_bytes >= machine->group().stream_bytes();
   const bool planned = call.algorithm == NormAlgorithm::automatic,
              apart = call.algorithm == NormAlgorithm::apart;
   if (!machine && !planned && !apart)

@@ -13,7 +13,7 @@ class Tail {
   explicit Tail(const Task& task)
       : task_(task),
         parameters_{static_cast<const byte*>(task.call.weight), static_cast<const byte*>(task.call.bias),
-                    task.call.eps, task.streams && task.call.quant == NormQuant::none},
+                    task.call.eps, task.streams},
         join_(host::kernels().norms.join[static_cast<int>(task.call.dtype)]),
         normalise_(
             host::kernels().norms.normalise[static_cast<int>(task.call.dtype)][static_cast<int>(task.kind)]),

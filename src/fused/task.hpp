@@ -22,7 +22,7 @@ struct Task {
   std::size_t out_bytes;    // of a row of out
   std::size_t scale_bytes;  // of its scales
   RowRange held;            // the rows of residual and residual_out
-  bool streams = false;     // out, which is large, goes around the cache if it is not quantised
+  bool streams = false;     // out goes around the cache
 
   RowRange owned_by(int owner) const { return owned_rows(call.rows, owner, ranks); }
   // Returns at most `most` of them, from number `begin` on.

@@ -57,8 +57,8 @@ class ChunkWay {
     if (piece_ == 0 || taken.piece != piece_) return;
     double& usual = goes_around_ ? of_around_ : of_through_;
     const double time = written_ + taken.time;
-    // What is known of the way that is tried is as old as the last try. Of the other one: a thread that loses
-    // its core takes many times as long.
+    // A try replaces what is known of its way, which is as old as the last try. Times of the other way are
+    // limited: a thread that loses its core takes many times as long.
     const bool anew = usual == 0 || goes_around_ != around_;
     usual = anew ? time : usual + 0.25 * (std::min(time, 2 * usual) - usual);
     if (of_around_ > 0 && of_through_ > 0) around_ = of_through_ > kAroundPays * of_around_;

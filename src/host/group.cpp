@@ -52,8 +52,9 @@ std::size_t chunk_bytes_for(int ranks) {
 }
 
 // Returns the bytes from which outputs go around a third-level cache of so many bytes; 0: unknown. Below, it
-// still has them when their caller reads them: those of two ranks fill it with half of its size each. Larger
-// outputs take less around it, even of a cache with room for them (docs/notes/host-rings.md).
+// still has them when their caller reads them: those of two ranks fill it with half of its size each, and one
+// rank alone has the border of two. Larger outputs take less around it, even of a cache with room for them
+// (docs/notes/host-rings.md).
 std::size_t default_stream_bytes(std::size_t cache, int ranks) {
   constexpr std::size_t kMostKept = std::size_t{32} << 20;
   return cache > 0 ? std::min(cache / (ranks <= 2 ? 2 : 4), kMostKept) : std::size_t{4} << 20;

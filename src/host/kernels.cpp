@@ -22,11 +22,6 @@ inline void drain(const Dst* dsts, int n_dsts) {
     if (dsts[d].stream) return drain();
 }
 
-// Returns the bytes from `to` to the first place where a whole vector can be streamed to, at most `bytes`.
-std::size_t head_of(const byte* to, std::size_t bytes) {
-  return std::min((kVector - reinterpret_cast<std::uintptr_t>(to) % kVector) % kVector, bytes);
-}
-
 void stream(byte* to, const byte* from, std::size_t bytes) {
   std::size_t i = head_of(to, bytes);
   std::memcpy(to, from, i);

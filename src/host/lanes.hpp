@@ -49,6 +49,11 @@ inline void store(byte* at, std::size_t i, T value) {
   std::memcpy(at + i * sizeof(T), &value, sizeof(T));
 }
 
+// Returns the bytes from `to` to the first place where a whole vector can be streamed to, at most `bytes`.
+inline std::size_t head_of(const byte* to, std::size_t bytes) {
+  return std::min((kVector - reinterpret_cast<std::uintptr_t>(to) % kVector) % kVector, bytes);
+}
+
 // Stores around the cache. Requires: `to` is a multiple of the vector's size. Order: weak, see `drain`.
 template <class V>
 inline void stream_vector(byte* to, V value) {

@@ -40,7 +40,7 @@ struct MailHead {
 // A record and its data, in one or two places.
 struct MailRecord {
   MailHead head;
-  std::span<const std::byte> data, rest{};
+  std::span<const std::byte> data{}, rest{};
   std::uint8_t cell = host::Cells::kNone;  // that the data lies in
   bool abreast = false;                    // copies of much go abreast (Kernels::copy_abreast)
   std::optional<host::Stopwatch> timed{};  // the writer learns how long the reader has it
@@ -86,7 +86,7 @@ class MailRing {
   };
   struct Entry {
     MailHead head;
-    // Of a small message, whose data begins within the head. Of others: the cell, and whether it is timed.
+    // The end of a small message, whose data begins within the head; else the cell, and whether it is timed.
     std::byte rest[20];
     std::atomic<std::uint32_t> stamp;  // counts laps: this lap's says that the record is there
   };

@@ -141,12 +141,6 @@ void scale_elements(byte* out, const byte* row, const NormParameters& p, float m
   }
 }
 
-// Returns the elements before the first one that begins a line, at most `count`.
-template <class T>
-std::size_t elements_before_line(const byte* at, std::size_t count) {
-  return std::min((kLine - reinterpret_cast<std::uintptr_t>(at) % kLine) % kLine / sizeof(T), count);
-}
-
 // kStream: `out` is a multiple of sizeof(T).
 template <class T, Norm kind, bool kBias, bool kStream>
 void scale_row(byte* out, const byte* row, const byte* next, const NormParameters& p, float mean,
@@ -154,7 +148,7 @@ void scale_row(byte* out, const byte* row, const byte* next, const NormParameter
   std::size_t at = 0;
   if constexpr (Lanes<T>::kAny) {
     if constexpr (kStream) {
-      at = elements_before_line<T>(out, count);
+      at = head_of(out, count * sizeof(T)) / sizeof(T);
       scale_elements<T, kind, kBias>(out, row, p, mean, factor, 0, at);
     }
     for (; at + kStrip * kLanes <= count; at += kStrip * kLanes) {
@@ -183,10 +177,10 @@ void normalise(byte* out, const byte* row, const byte* next, const NormParameter
   }
   const float factor = norm::factor_of(norm::mean_of(squares, count), p.eps);
   const bool stream = p.stream && reinterpret_cast<std::uintptr_t>(out) % sizeof(T) == 0;
-  const auto scale = p.bias   ? stream ? scale_row<T, kind, true, true> : scale_row<T, kind, true, false>
-                     : stream ? scale_row<T, kind, false, true>
-                              : scale_row<T, kind, false, false>;
-  scale(out, row, next, p, mean, factor, count);
+  static constexpr decltype(&scale_row<T, kind, false, false>) kScale[2][2] = {
+      {scale_row<T, kind, false, false>, scale_row<T, kind, false, true>},
+      {scale_row<T, kind, true, false>, scale_row<T, kind, true, true>}};
+  kScale[p.bias != nullptr][stream](out, row, next, p, mean, factor, count);
 }
 
 // ---- quantise ----

@@ -47,7 +47,7 @@ TEST(ChunkWay, ChangesWhereCoresHaveMoved) {
   EXPECT_FALSE(way.around());
 }
 
-// What was known of the other way, before its cores moved, does not count.
+// A try replaces what was known of the other way before the cores moved.
 TEST(ChunkWay, OneTryIsEnough) {
   ChunkWay way(false);
   std::uint32_t piece = 0;

@@ -80,7 +80,7 @@ TEST(MailRing, TimesOneRecordAtATime) {
   EXPECT_EQ(timed, crowded ? std::vector<int>{} : std::vector({8, 40}));
 }
 
-// Cells have numbers, of which the reader knows so many.
+// The writer names a cell that this reader does not know.
 TEST(MailRing, ACellThatIsNotThereIsNoMessage) {
   on_ends(
       [](Group& group) {
