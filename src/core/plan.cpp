@@ -134,9 +134,14 @@ Borders borders_of(const Plan::Host& host, bool reached) {
     const std::size_t turns = 16 * kKiB * n;
     return {.one_shot = 16 * kKiB, .push = turns, .push_of_parts = 4 * turns, .norm = 32 * kKiB};
   }
-  if (crowded) {  // the kernel's copies are fast or slow by the caller's pages, which nobody here knows
+  if (crowded) {
     const std::size_t most = 4096 * kKiB / (a_core * a_core);  // chunks of all ranks share a cache
-    return {.one_shot = 16 * kKiB,
+    if (host.kernel_fast)
+      return {.one_shot = 16 * kKiB,
+              .two_shot = 256 * kKiB / a_core,
+              .push = most / 2,
+              .push_of_pair = 64 * kKiB};
+    return {.one_shot = 16 * kKiB,  // the kernel may yet be fast, by the caller's pages, which nobody knows
             .two_shot = 256 * kKiB,
             .push = most,
             .push_of_all = most / 2,

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Event
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,40 @@ def test_a_rank_that_waits_leaves_its_core_to_others() -> None:
     for arrived, left, cpu in on_threads(2, late_s=0.3)[0]:
         assert left - arrived >= 0.3
         assert cpu < (left - arrived) / 2
+
+
+class Flags(list[int]):
+    """Flags that count how often they are read."""
+
+    reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(("cores", "looks"), [({0, 1}, align.LOOKS), ({1}, 0)])
+def test_ranks_that_share_a_core_sleep_without_a_look(
+    monkeypatch: pytest.MonkeyPatch, cores: set[int], looks: int
+) -> None:
+    slept: list[int] = []
+    met, flags = meetings(2), [Flags([0] * 2 * align._LINE) for _ in range(2)]
+    words = iter(flags)
+
+    def start(number: int) -> None:
+        Aligner(Control(met[number]), lambda: None)()
+
+    def sleep(seconds: float) -> None:
+        slept.append(max(seen.reads for seen in flags))
+        for seen in flags:
+            seen[:] = [1] * len(seen)  # the other rank has come
+
+    monkeypatch.setattr(align.os, "sched_getaffinity", lambda _: cores)
+    monkeypatch.setattr(align, "shared_words", lambda *_: next(words))
+    monkeypatch.setattr(align, "sleep", sleep)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(start, range(2)))
+    assert slept[0] == looks + 1
 
 
 def test_no_name_stays_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,9 @@
 
 A rank that finishes early must not hold a core that another rank needs: a library with threads of its own
 (gloo) would lose milliseconds to a neighbour that spins in a barrier. The ranks therefore first gather over
-flags in a shared page, with a brief look and then asleep. When all are there, they pass through the barrier
-of the bench's communicator. The barrier releases them within a fraction of a microsecond (the skew in the
-records).
+flags in a shared page: with a brief look, if each has a core of its own, and then asleep. When all are there,
+they pass through the barrier of the bench's communicator. The barrier releases them within a fraction of a
+microsecond (the skew in the records), or as they get a core.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from time import monotonic, perf_counter, sleep
 
 from unisono.bench.control import Control
 
-LOOKS = 300  # about 15 us
+LOOKS = 300  # of ranks with a core each: about 15 us
 NAP_S = 30e-6
 PATIENCE_S = 1.0  # then the barrier waits, which has a deadline and notices a rank that has died
 BATCHES, BARRIERS = 9, 50  # of barrier_us
@@ -42,8 +42,9 @@ class Aligner:
         self._barrier, self._meet, self._rank, self._size = barrier, meet, control.rank, control.size
         self._flags = shared_words(control, self._size * _LINE + self._size**2)
         others = [rank * _LINE for rank in range(self._size) if rank != self._rank]
+        self._looks = LOOKS if self._size <= _cores(control) else 0
         self._pairs: dict[int, Callable[[], object]] = {}
-        self._all = _Gathering(self._flags, self._rank * _LINE, others)
+        self._all = _Gathering(self._flags, self._rank * _LINE, others, self._looks)
 
     def __call__(self) -> None:
         self._all()
@@ -68,7 +69,7 @@ class Aligner:
         if peer not in self._pairs:
             row = self._size * _LINE
             mine, other = row + self._rank * self._size + peer, row + peer * self._size + self._rank
-            gather, meet = _Gathering(self._flags, mine, [other]), self._meet(peer)
+            gather, meet = _Gathering(self._flags, mine, [other], self._looks), self._meet(peer)
 
             def start() -> None:
                 gather()
@@ -79,10 +80,11 @@ class Aligner:
 
 
 class _Gathering:
-    """Waits until all `others` have called theirs as often, at most PATIENCE_S; mostly asleep."""
+    """Waits until all `others` have called as often, at most PATIENCE_S; asleep after `looks` looks."""
 
-    def __init__(self, flags: memoryview | None, mine: int, others: list[int]) -> None:
+    def __init__(self, flags: memoryview | None, mine: int, others: list[int], looks: int) -> None:
         self._flags, self._mine, self._others, self._epoch = flags, mine, others, 0
+        self._looks = range(looks)
 
     def __call__(self) -> None:
         flags = self._flags
@@ -91,12 +93,16 @@ class _Gathering:
         self._epoch += 1
         epoch = flags[self._mine] = self._epoch
         for other in self._others:
-            looks = 0
-            while flags[other] < epoch:
-                looks += 1
-                if looks == LOOKS:
-                    _nap(flags, other, epoch)
+            for _ in self._looks:
+                if flags[other] >= epoch:
                     break
+            else:
+                _nap(flags, other, epoch)
+
+
+def _cores(control: Control) -> int:
+    """Returns how many cores the ranks may use together. Collective."""
+    return len(set().union(*control.gather(sorted(os.sched_getaffinity(0)), list[int])))
 
 
 def _nap(flags: memoryview, peer: int, epoch: int) -> None:
