@@ -140,7 +140,8 @@ Borders borders_of(const Plan::Host& host, bool reached) {
       return {.one_shot = 16 * kKiB,
               .two_shot = 256 * kKiB / a_core,
               .push = most / 2,
-              .push_of_pair = 64 * kKiB};
+              .push_of_pair = 64 * kKiB,
+              .push_of_parts = 1024 * kKiB / a_core};
     return {.one_shot = 16 * kKiB,  // the kernel may yet be fast, by the caller's pages, which nobody knows
             .two_shot = 256 * kKiB,
             .push = most,

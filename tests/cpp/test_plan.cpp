@@ -185,7 +185,7 @@ TEST(Plan, KernelCopiesDecideWhereRanksThatTakeTurnsGoDirect) {
   EXPECT_EQ(borders(2, false), (Borders{256, 1024, 1024, 1024, 512, 512, 512, 1024, 1024, 128}));
   EXPECT_EQ(borders(2, true), (Borders{128, 512, 512, 512, 512, 512, 512, 512, 512, 64}));
   EXPECT_EQ(borders(4, false), (Borders{256, 256, 256, 256, 128, 128, 128, 256, 256, 128}));
-  EXPECT_EQ(borders(4, true), (Borders{64, 128, 128, 128, 128, 128, 128, 128, 128, 64}));
+  EXPECT_EQ(borders(4, true), (Borders{64, 128, 128, 128, 128, 128, 128, 256, 256, 64}));
 }
 
 TEST(Plan, KernelCopiesDecideNothingElse) {

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md", "results/README.md")]
-DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md")]
+DOCUMENTS += sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("README.md")])
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
