@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Event
@@ -85,6 +86,28 @@ def test_ranks_that_share_a_core_sleep_without_a_look(
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(start, range(2)))
     assert slept[0] == looks + 1
+
+
+@pytest.mark.parametrize(("cores", "looks"), [({0, 1}, align.LOOKS), ({1}, 0)])
+def test_a_pair_of_many_ranks_looks_if_it_has_two_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: set[int], looks: int
+) -> None:
+    met, found = meetings(3), []
+
+    def gathering(flags: object, mine: int, others: list[int], looks: int) -> Callable[[], None]:
+        found.append((len(others), looks))
+        return lambda: None
+
+    monkeypatch.setattr(align.os, "sched_getaffinity", lambda _: cores)
+    monkeypatch.setattr(align, "_Gathering", gathering)
+
+    def make(number: int) -> None:
+        aligner = Aligner(Control(met[number]), lambda: None, lambda peer: lambda: None)
+        aligner.with_peer((number + 1) % 3)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(make, range(3)))
+    assert sorted(found) == sorted([(2, 0), (1, looks)] * 3)
 
 
 def test_no_name_stays_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:

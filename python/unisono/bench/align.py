@@ -42,13 +42,17 @@ class Aligner:
         self._barrier, self._meet, self._rank, self._size = barrier, meet, control.rank, control.size
         self._flags = shared_words(control, self._size * _LINE + self._size**2)
         others = [rank * _LINE for rank in range(self._size) if rank != self._rank]
-        self._looks = LOOKS if self._size <= _cores(control) else 0
+        self._cores = _cores(control)
         self._pairs: dict[int, Callable[[], object]] = {}
-        self._all = _Gathering(self._flags, self._rank * _LINE, others, self._looks)
+        self._all = _Gathering(self._flags, self._rank * _LINE, others, self._looks(self._size))
 
     def __call__(self) -> None:
         self._all()
         self._barrier()
+
+    def _looks(self, ranks: int) -> int:
+        """Returns how often ranks look for each other before they sleep, if these alone work."""
+        return LOOKS if ranks <= self._cores else 0
 
     def barrier_us(self) -> float:
         """Returns the time of the barrier, by which phases of a machine differ: how far its cores are apart.
@@ -69,7 +73,7 @@ class Aligner:
         if peer not in self._pairs:
             row = self._size * _LINE
             mine, other = row + self._rank * self._size + peer, row + peer * self._size + self._rank
-            gather, meet = _Gathering(self._flags, mine, [other], self._looks), self._meet(peer)
+            gather, meet = _Gathering(self._flags, mine, [other], self._looks(2)), self._meet(peer)
 
             def start() -> None:
                 gather()
