@@ -181,8 +181,9 @@ std::size_t one_step_bytes(std::size_t bytes, int measured, int ranks) {
 // The built-in table, measured on 2 cores with 2, 3, 4 and 8 ranks (DESIGN.md, "Plans"): packets while a
 // piece is a few lines; then one step over chunks, as long as what a direct program needs to begin (places
 // told, a meeting at the end) costs more than its copies. Where ranks take turns on a core that is dear, and
-// so is the kernel's help. For calls of two ranks the plan says from where on the kernel's one copy may cost
-// less than two through chunks: on some machines (kernel_fast) it does so early.
+// so is the kernel's help, but less so on machines whose kernel copies fast (kernel_fast). For calls of two
+// ranks the plan says from where on the kernel's one copy may cost less than two through chunks: on such
+// machines it does so early.
 Plan Plan::of_host(const Host& host) {
   using enum Algorithm;
   Plan plan(Level::host);
