@@ -28,22 +28,25 @@ int guarded(const Body& body) noexcept {
   } catch (...) { return failed(); }
 }
 
+// Checks that every call makes throw in functions of their own: what writes an error's text would else make a
+// check ten times as long, and keep it from being compiled into its caller.
+[[noreturn]] void refuse_null(const char* name);
+[[noreturn]] void refuse_number(std::int32_t value, int values, const char* name, const char* type);
+
 template <class T>
 T& given(T* pointer, const char* name) {
-  if (pointer) return *pointer;
-  throw UsageError(std::string(name) + " is null: give its address.");
+  if (!pointer) refuse_null(name);
+  return *pointer;
 }
 
-// Returns a struct of the caller's: fields that its header lacks are 0. type: its name. least: the bytes of
-// its first version.
+// Returns a struct of a caller whose header has another version of it.
 template <class T>
-T read(const T* from, const char* name, const char* type, std::size_t least = sizeof(T)) {
+T read_other(const T* from, const char* name, const char* type, std::size_t least) {
   constexpr std::size_t kMost = 4096;  // bytes; more is no struct of a later version
-  const std::size_t size = given(from, name).size;
+  const std::size_t size = from->size;
   if (size < least || size > kMost)
     throw UsageError(std::string(name) + "->size is " + std::to_string(size) + ": set it to sizeof(" + type +
                      ").");
-  if (size == sizeof(T)) return *from;
   const char* const bytes = reinterpret_cast<const char*>(from);
   if (std::any_of(bytes + std::min(size, sizeof(T)), bytes + size, [](char byte) { return byte != 0; }))
     throw UsageError(std::string(name) + " has fields that this library does not know: load the version of " +
@@ -53,11 +56,18 @@ T read(const T* from, const char* name, const char* type, std::size_t least = si
   return known;
 }
 
+// Returns a struct of the caller's, or a copy in `room`, where fields that the caller's header lacks are 0.
+// type: its name. least: the bytes of its first version.
+template <class T>
+const T& read(const T* from, T& room, const char* name, const char* type, std::size_t least = sizeof(T)) {
+  if (given(from, name).size == sizeof(T)) return *from;
+  return room = read_other(from, name, type, least);
+}
+
 template <class E>
 E number(std::int32_t value, int values, const char* name, const char* type) {
-  if (value >= 0 && value < values) return static_cast<E>(value);
-  throw UsageError(std::string(name) + "=" + std::to_string(value) + " is no " + type +
-                   ": give one from 0 to " + std::to_string(values - 1) + ".");
+  if (value < 0 || value >= values) refuse_number(value, values, name, type);
+  return static_cast<E>(value);
 }
 
 inline Memory memory_of(std::int32_t value, const char* name = "memory") {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "c/arguments.hpp"
@@ -39,7 +40,8 @@ template <class To>
 auto dispatch(int ranks, std::int32_t wanted, const unisono_call* from, const To& to) {
   const auto collective = number<Collective>(wanted, kRunnable, "collective", "unisono_collective");
   if (collective == Collective::barrier && !from) return to(collective);
-  const unisono_call c = read(from, "call", "unisono_call", offsetof(unisono_call, factor));
+  unisono_call room;
+  const unisono_call& c = read(from, room, "call", "unisono_call", offsetof(unisono_call, factor));
   check_reserved(c.reserved, "call->reserved");
   if (collective == Collective::barrier) return to(collective, Call{.timeout_s = c.timeout_s});
   const Call call{.in = c.in,
@@ -50,7 +52,7 @@ auto dispatch(int ranks, std::int32_t wanted, const unisono_call* from, const To
                   .root = c.root,
                   .memory = memory_of(c.memory, "call->memory"),
                   .stream = c.stream,
-                  .algorithm = c.algorithm ? c.algorithm : "",
+                  .algorithm = c.algorithm ? std::string_view(c.algorithm) : std::string_view(),
                   .wire = number<Wire>(c.wire, kWires, "call->wire", "unisono_wire"),
                   .timeout_s = c.timeout_s,
                   .factor = c.factor == 0 ? 1 : c.factor};

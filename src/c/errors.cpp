@@ -1,7 +1,9 @@
 // The errors of the C interface: a status, and a text for each thread.
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <string>
 
 #include "c/arguments.hpp"
 
@@ -35,6 +37,13 @@ int failed() noexcept {
   } catch (const std::exception& error) { return failed(UNISONO_ERROR_OTHER, error.what()); } catch (...) {
     return failed(UNISONO_ERROR_OTHER, "a callback has thrown an exception: let it return a number.");
   }
+}
+
+void refuse_null(const char* name) { throw UsageError(std::string(name) + " is null: give its address."); }
+
+void refuse_number(std::int32_t value, int values, const char* name, const char* type) {
+  throw UsageError(std::string(name) + "=" + std::to_string(value) + " is no " + type +
+                   ": give one from 0 to " + std::to_string(values - 1) + ".");
 }
 
 }  // namespace unisono::c

@@ -60,7 +60,8 @@ class CallbackBootstrap final : public Bootstrap {
 Communicator::Options options_of(const unisono_options* from) {
   Communicator::Options options;
   if (!from) return options;
-  const unisono_options given = read(from, "options", "unisono_options");
+  unisono_options room;
+  const unisono_options& given = read(from, room, "options", "unisono_options");
   check_reserved(given.reserved, "options->reserved");
   if (given.timeout_s != 0) options.timeout_s = given.timeout_s;
   if (number<bool>(given.use_gpu, 2, "options->use_gpu", "flag")) options.device = given.device;
@@ -89,7 +90,8 @@ int unisono_init(const unisono_options* options, unisono_comm** comm) {
 
 int unisono_init_by(const unisono_bootstrap* bootstrap, const unisono_options* options, unisono_comm** comm) {
   return init(options, comm, [&](const Communicator::Options&) {
-    return std::make_shared<CallbackBootstrap>(read(bootstrap, "bootstrap", "unisono_bootstrap"));
+    unisono_bootstrap room;
+    return std::make_shared<CallbackBootstrap>(read(bootstrap, room, "bootstrap", "unisono_bootstrap"));
   });
 }
 

@@ -299,23 +299,22 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   std::invoke_result_t<Body> turn(Collective collective, const Body& body, double timeout_s = 0) {
     return turn(name_of(collective), body, timeout_s);
   }
+  // Throw UsageError. Each call checks: what writes a text is not compiled into it.
+  [[noreturn]] static void refuse_closed(std::string_view what);
+  [[noreturn]] static void refuse_inherited(std::string_view what);
+  [[noreturn]] static void refuse_inside(std::string_view what);
   void check_closed(std::string_view what) const {
-    if (closed())
-      throw UsageError("the communicator is closed: make a new one to call " + std::string(what) + ".");
+    if (closed()) refuse_closed(what);
   }
   // Throws UsageError if this thread cannot make a call.
   void check_open(std::string_view what) const {
     check_closed(what);
-    if (inherited())
-      throw UsageError("this process was forked from a rank and is none itself: call " + std::string(what) +
-                       " in the rank's own process, or start the ranks with a launcher.");
+    if (inherited()) refuse_inherited(what);
     check_outside(what);
   }
   // Throws UsageError if this thread is within a call, and would wait for itself.
   void check_outside(std::string_view what) const {
-    if (turns_.inside())
-      throw UsageError(std::string(what) + " was called from within a call of this communicator, as by a " +
-                       "signal's handler: call it after that.");
+    if (turns_.inside()) refuse_inside(what);
   }
   Message with_deadline(Message message) const {
     if (message.timeout_s == 0) message.timeout_s = later_timeout_s_;

@@ -21,6 +21,18 @@ void check_headers(int header_version) {
 
 }  // namespace
 
+void Communicator::Impl::refuse_closed(std::string_view what) {
+  throw UsageError("the communicator is closed: make a new one to call " + std::string(what) + ".");
+}
+void Communicator::Impl::refuse_inherited(std::string_view what) {
+  throw UsageError("this process was forked from a rank and is none itself: call " + std::string(what) +
+                   " in the rank's own process, or start the ranks with a launcher.");
+}
+void Communicator::Impl::refuse_inside(std::string_view what) {
+  throw UsageError(std::string(what) + " was called from within a call of this communicator, as by a " +
+                   "signal's handler: call it after that.");
+}
+
 double Communicator::Impl::timeout_of(const Options& options) {
   return check_timeout_s(options.timeout_s.value_or(env().timeout_s));
 }
@@ -174,13 +186,16 @@ void Communicator::barrier() { impl_->barrier(); }
 
 namespace {
 
+[[noreturn]] void refuse_alone(Collective collective) {
+  throw UsageError(std::string(name_of(collective)) +
+                   " cannot be called so: give the parameters that its own function has.");
+}
+
 // Throws UsageError unless a Call alone describes such a call.
 void check_alone(Collective collective) {
   const CollectiveTraits& traits = traits_of(collective);
   const bool moves = traits.in.extent != Extent::none || traits.out.extent != Extent::none;
-  if (moves && !traits.two_ended && !traits.by_parts()) return;
-  throw UsageError(std::string(name_of(collective)) +
-                   " cannot be called so: give the parameters that its own function has.");
+  if (!moves || traits.two_ended || traits.by_parts()) refuse_alone(collective);
 }
 
 struct Ends {

@@ -27,13 +27,27 @@ std::size_t bytes_of(const Call& call, std::size_t times) {
   return bytes;
 }
 
-void check_peer(std::string_view what, int peer, int rank, int ranks, bool self) {
+[[noreturn]] void refuse_missing(Collective collective, const char* which) {
+  throw UsageError(std::string(name_of(collective)) + " needs " + which + " buffer on this rank.");
+}
+
+[[noreturn]] void refuse_overlap(Collective collective) {
+  throw UsageError(
+      "the input and the output of " + std::string(name_of(collective)) +
+      " overlap without being in place (equal, or this rank's own block of the larger one): pass buffers "
+      "that are in place or apart.");
+}
+
+[[noreturn]] void refuse_peer(std::string_view what, int peer, int rank, int ranks) {
   if (peer < 0 || peer >= ranks)
     throw UsageError(std::string(what) + " " + std::to_string(peer) +
                      " is not a rank: there are ranks 0 to " + std::to_string(ranks - 1) + ".");
-  if (!self && peer == rank)
-    throw UsageError("rank " + std::to_string(rank) +
-                     " cannot send to itself alone: use send_recv, which copies.");
+  throw UsageError("rank " + std::to_string(rank) +
+                   " cannot send to itself alone: use send_recv, which copies.");
+}
+
+void check_peer(std::string_view what, int peer, int rank, int ranks, bool self) {
+  if (peer < 0 || peer >= ranks || (!self && peer == rank)) refuse_peer(what, peer, rank, ranks);
 }
 
 }  // namespace
@@ -211,8 +225,7 @@ void Request::check_wire() {
                      std::string(name_of(algorithm)) + ": leave algorithm out.");
 }
 
-void Request::check_factor() const {
-  if (call->factor == 1) return;
+void Request::check_scaling() const {
   const std::string name(name_of(collective));
   if (!combines(collective))
     throw UsageError(name + " has no sum: leave factor out, or scale the array before the call.");
@@ -251,18 +264,12 @@ void Request::check_alignment() const {
 }
 
 void Request::check_buffers(std::size_t at_in, std::size_t at_out) const {
-  const bool no_input = in_bytes > 0 && !args.in;
-  if (no_input || (out_bytes > 0 && !args.out))
-    throw UsageError(std::string(name_of(collective)) + " needs " + (no_input ? "an input" : "an output") +
-                     " buffer on this rank.");
+  if (in_bytes > 0 && !args.in) refuse_missing(collective, "an input");
+  if (out_bytes > 0 && !args.out) refuse_missing(collective, "an output");
   check_alignment();
   if (in_bytes == 0 || out_bytes == 0) return;
   const bool apart = args.in + in_bytes <= args.out || args.out + out_bytes <= args.in;
-  if (!apart && args.in + at_out != args.out + at_in)
-    throw UsageError(
-        "the input and the output of " + std::string(name_of(collective)) +
-        " overlap without being in place (equal, or this rank's own block of the larger one): pass buffers "
-        "that are in place or apart.");
+  if (!apart && args.in + at_out != args.out + at_in) refuse_overlap(collective);
 }
 
 std::size_t Request::side_bytes(const Side& side, int owner) const {

@@ -41,7 +41,9 @@ struct Request {
   // Throws UsageError for a quantised call that is wrong by itself, and names its algorithm.
   void check_wire();
   // Throws UsageError for a Call::factor that the call cannot have.
-  void check_factor() const;
+  void check_factor() const {
+    if (call->factor != 1) check_scaling();
+  }
 
   Reached reached_by_peers(int owner) const;
 
@@ -75,6 +77,7 @@ struct Request {
   std::size_t side_bytes(const Side& side, int owner) const;
   // Throws UsageError if a buffer is missing, or if both overlap, except in place: the input begins `at_in`
   // bytes into the output, or the output `at_out` bytes into the input.
+  void check_scaling() const;  // check_factor, of another factor than 1
   void check_buffers(std::size_t at_in, std::size_t at_out) const;
   void check_apart() const;
   void check_alignment() const;

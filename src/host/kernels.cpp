@@ -67,6 +67,7 @@ inline void spread(const Dst* dsts, int n_dsts, std::size_t at, const byte* from
 }
 
 void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
+  if (n_dsts == 1 && !dsts[0].stream) return copy_through(dsts[0].at, src, bytes);
   // several destinations: by blocks, so that the source comes from memory once
   const std::size_t step = n_dsts > 1 ? 4 * kBlock : bytes;
   for (std::size_t at = 0; at < bytes; at += step)
@@ -192,6 +193,7 @@ template <class T, Op op, bool kAbreast>
 template <class T, Op op, bool kAbreast = false>
 void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   byte* const first = dsts[0].at;
+  if (n_dsts == 1 && !dsts[0].stream) return reduce_part<T, op, kAbreast>(first, srcs, n_srcs, 0, bytes);
   if (dsts[0].stream) {
     reduce_streaming<T, op, kAbreast>(dsts, n_dsts, srcs, n_srcs, bytes);
   } else {
