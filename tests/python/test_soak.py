@@ -12,6 +12,7 @@ import pytest
 
 import ranks
 import threads
+from repeating import Repeating
 from soak import Soak
 
 CALLS = int(os.environ.get("UNISONO_SOAK", "30000"))
@@ -47,3 +48,19 @@ def test_five_processes_that_stage() -> None:
     env = {"UNISONO_FAR": "0", "UNISONO_CHUNK_BYTES": "4096"}
     outcome = ranks.play(5, "basic_programs:soak", calls, 3, env=env, timeout_s=TIMEOUT_S)
     assert_right(outcome.results(), calls)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize(("size", "share", "env"), [(2, 2, {}), (2, 4, {"UNISONO_FAR": "0"}), (5, 16, {})])
+def test_processes_that_repeat_their_calls(size: int, share: int, env: dict[str, str]) -> None:
+    calls = CALLS // share
+    outcome = ranks.play(size, "basic_programs:repeating", calls, size, env=env, timeout_s=TIMEOUT_S)
+    assert_right(outcome.results(), calls)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S)
+def test_threads_that_repeat_their_calls() -> None:
+    calls = CALLS // 16
+    assert_right(threads.with_threads(3, lambda c: Repeating(c, 4).run(calls), timeout_s=60), calls)

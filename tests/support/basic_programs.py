@@ -15,6 +15,7 @@ import numpy as np
 
 import unisono
 from fault_programs import Meeting, attempt
+from repeating import Repeating
 from soak import Soak
 from unisono import launch, traits
 from unisono.bench import tune
@@ -251,6 +252,12 @@ def soak(calls: int, seed: int) -> dict[str, Any]:
     """Makes `calls` mixed calls, and checks each."""
     with unisono.init(timeout_s=60, check=False) as comm:
         return Soak(comm, seed).run(calls)
+
+
+def repeating(calls: int, seed: int) -> dict[str, Any]:
+    """Makes `calls` calls, many of them repeated, and checks each."""
+    with unisono.init(timeout_s=60) as comm:
+        return Repeating(comm, seed).run(calls)
 
 
 def kernel_copies() -> list[str]:
