@@ -28,8 +28,8 @@ int guarded(const Body& body) noexcept {
   } catch (...) { return failed(); }
 }
 
-// Checks that every call makes throw in functions of their own: what writes an error's text would else make a
-// check ten times as long, and keep it from being compiled into its caller.
+// Checks that every call makes throw in functions of their own: one that writes an error's text itself is not
+// compiled into its caller.
 [[noreturn]] void refuse_null(const char* name);
 [[noreturn]] void refuse_number(std::int32_t value, int values, const char* name, const char* type);
 

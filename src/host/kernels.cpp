@@ -197,9 +197,8 @@ void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, st
   if (dsts[0].stream) {
     reduce_streaming<T, op, kAbreast>(dsts, n_dsts, srcs, n_srcs, bytes);
   } else {
-    const std::size_t part = n_dsts > 1 ? kPart : bytes;
-    for (std::size_t at = 0; at < bytes; at += part) {
-      const std::size_t length = std::min(part, bytes - at);
+    for (std::size_t at = 0; at < bytes; at += kPart) {
+      const std::size_t length = std::min(kPart, bytes - at);
       reduce_part<T, op, kAbreast>(first + at, srcs, n_srcs, at, length);
       spread(dsts + 1, n_dsts - 1, at, first + at, length);
     }

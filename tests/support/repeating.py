@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import unisono
+from soak import COLLECTIVES
 
 Array = npt.NDArray[Any]
 Step = Callable[[int], None]
@@ -33,24 +34,13 @@ class Repeating:
     def __init__(self, comm: unisono.Communicator, seed: int) -> None:
         self.comm, self._all, self._own = comm, random.Random(seed), random.Random(f"{seed} {comm.rank}")
         self._symmetric = [comm.empty(MOST + _PAGE, np.float32) for _ in range(2)]
-        experts, self._tokens = 4 * comm.size, 40
-        self._experts = comm.moe(experts, 3, _HIDDEN, self._tokens, "float32")
+        self._experts = comm.moe(4 * comm.size, 3, _HIDDEN, 40, "float32")
         self._wrong: list[str] = []
         self._made: dict[str, int] = {}
 
     def run(self, calls: int) -> dict[str, Any]:
         """Makes the calls. Returns how many of each collective, and the wrong results."""
-        kinds = [
-            "all_reduce",
-            "reduce",
-            "broadcast",
-            "all_gather",
-            "gather",
-            "reduce_scatter",
-            "scatter",
-            "all_to_all",
-        ]
-        kinds += ["all_to_all_v", "send_recv", "norm", "moe"]
+        kinds = (*COLLECTIVES, "norm", "moe")
         number = 0
         while number < calls and len(self._wrong) <= 10:
             name = self._all.choice(kinds)
@@ -72,7 +62,8 @@ class Repeating:
     # ---- memory and data ----------------------------------------------------------------------------------
 
     def _memory(self, elements: int, which: int = 0) -> Array:
-        """Returns memory of a kind that each rank draws for itself: small or huge pages, symmetric."""
+        """Returns memory of a kind that each rank draws for itself: small pages, the heap's, huge pages, or
+        symmetric."""
         kind, offset = self._own.randrange(4), self._own.choice((0, 0, 1, 5, 16))
         if kind == 0:
             found = np.frombuffer(mmap.mmap(-1, 4 * (elements + offset) + 1), np.uint8)[
@@ -258,7 +249,7 @@ class Repeating:
 
     def _moe(self) -> Step:
         me, moe = self.comm.rank, self._experts
-        tokens = [self._all.randrange(self._tokens + 1) for _ in range(self.comm.size)][me]
+        tokens = [self._all.randrange(moe.max_tokens + 1) for _ in range(self.comm.size)][me]
         mine = np.random.default_rng(self._own.randrange(1 << 30))
 
         def step(number: int) -> None:

@@ -17,6 +17,18 @@ import unisono
 from unisono import traits
 
 Array = npt.NDArray[Any]
+COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "gather",
+    "reduce_scatter",
+    "scatter",
+    "all_to_all",
+    "all_to_all_v",
+    "send_recv",
+)
 _BASE = 1 << 17  # elements of the pattern
 _KINDS = (np.float32, np.int32, np.float64, np.int64)
 
@@ -31,19 +43,7 @@ class Soak:
         self._symmetric = {kind: comm.empty(1 << 15, kind) for kind in _KINDS}
         self._wrong: list[str] = []
         self._made: dict[str, int] = {}
-        names = (
-            "all_reduce",
-            "reduce",
-            "broadcast",
-            "all_gather",
-            "gather",
-            "reduce_scatter",
-            "scatter",
-            "all_to_all",
-        )
-        self._algorithms = {
-            name: [None, *comm.algorithms(name)] for name in (*names, "all_to_all_v", "send_recv")
-        }
+        self._algorithms = {name: [None, *comm.algorithms(name)] for name in COLLECTIVES}
 
     def run(self, calls: int) -> dict[str, Any]:
         """Makes the calls. Returns how many of each collective, and the wrong results."""
