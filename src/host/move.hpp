@@ -95,10 +95,10 @@ struct Kernels {
 // Returns the kernels for this machine, or for UNISONO_ISA. Throws UsageError if the machine lacks that set.
 const Kernels& kernels();
 
-// Copies, unless it is where it goes.
+// Copies, unless it is where it goes. No bytes may have a null address.
 inline void copy(byte* to, const byte* from, std::size_t bytes) {
   const Dst dst{to};
-  if (to != from) kernels().copy(&dst, 1, from, bytes);
+  if (to != from && bytes > 0) kernels().copy(&dst, 1, from, bytes);
 }
 
 // The kernels for each instruction set of this build (kernels.cpp, rows.cpp and norms.cpp, compiled once for
