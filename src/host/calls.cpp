@@ -18,7 +18,7 @@ void LocalCommunicator::run_on_host(Request& request) {
   const Choice choice = choose_program(request);
   if (check_ && size() > 1 && !choice.asks) compare(*this, exchange(request));
   if (args.bytes == 0) return;
-  args.stream = request.out_bytes >= group_.stream_bytes();
+  args.stream = request.written_bytes() >= group_.stream_bytes();
   if (size() == 1) return host::copy(args.out, args.in, args.bytes);
   if (request.call->wire != Wire::exact) return run_quantised(request);
   group_.lane().prepare(request.call->dtype, request.call->op);
@@ -81,7 +81,7 @@ void LocalCommunicator::run_pair_on_host(Request& request, int to, int from) {
   if (is_direct(algorithm) && !group_.reaches_all()) algorithm = Algorithm::push;
   if (check_) compare_pair(*this, packets(), request, to, from);
   if (args.bytes == 0) return;
-  args.stream = request.out_bytes >= group_.stream_bytes();
+  args.stream = request.written_bytes() >= group_.stream_bytes();
   if (to == rank() && from == rank()) return host::copy(args.out, args.in, args.bytes);
   group_.lane().mark(request.mark());
   const HostThread::OwnWays own(group_.lane(), !env().stream_chunks);

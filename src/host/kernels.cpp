@@ -16,6 +16,13 @@ namespace {
 
 // Bytes of a destination that stay in the first-level cache between passes.
 constexpr std::size_t kBlock = 4096;
+// Bytes at a time to several destinations that all go around the cache. Longer turns keep memory waiting
+// (docs/notes/host.md).
+constexpr std::size_t kAroundStep = 1024;
+
+inline bool all_stream(const Dst* dsts, int n_dsts) {
+  return std::all_of(dsts, dsts + n_dsts, [](const Dst& dst) { return dst.stream; });
+}
 
 inline void drain(const Dst* dsts, int n_dsts) {
   for (int d = 0; d < n_dsts; ++d)
@@ -69,7 +76,7 @@ inline void spread(const Dst* dsts, int n_dsts, std::size_t at, const byte* from
 void copy(const Dst* dsts, int n_dsts, const byte* src, std::size_t bytes) {
   if (n_dsts == 1 && !dsts[0].stream) return copy_through(dsts[0].at, src, bytes);
   // several destinations: by blocks, so that the source comes from memory once
-  const std::size_t step = n_dsts > 1 ? 4 * kBlock : bytes;
+  const std::size_t step = n_dsts < 2 ? bytes : all_stream(dsts, n_dsts) ? kAroundStep : 4 * kBlock;
   for (std::size_t at = 0; at < bytes; at += step)
     spread(dsts, n_dsts, at, src + at, std::min(step, bytes - at));
   drain(dsts, n_dsts);
@@ -181,9 +188,10 @@ template <class T, Op op, bool kAbreast>
 [[gnu::noinline]] void reduce_streaming(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs,
                                         std::size_t bytes) {
   alignas(64) byte sums[kPart];
+  const std::size_t step = all_stream(dsts, n_dsts) ? kAroundStep : kPart;
   for (std::size_t at = n_dsts == 1 ? reduce_around<T, op>(dsts[0].at, srcs, n_srcs, bytes) : 0; at < bytes;
-       at += kPart) {
-    const std::size_t length = std::min(kPart, bytes - at);
+       at += step) {
+    const std::size_t length = std::min(step, bytes - at);
     reduce_part<T, op, kAbreast>(sums, srcs, n_srcs, at, length);
     spread(dsts, n_dsts, at, sums, length);
   }

@@ -63,13 +63,14 @@ TEST_P(Reductions, GiveTheReferencesBitsEverywhere) {
       for (const Kernels* kernels : all_kernels()) {
         for (const bool stream : {false, true}) {
           for (const auto& [n_dsts, off] :
-               {std::pair(1, 0), std::pair(1, 8), std::pair(1, 1), std::pair(3, 0)}) {
+               {std::pair(1, 0), std::pair(1, 8), std::pair(1, 1), std::pair(2, 5), std::pair(3, 0)}) {
             for (const Reduce reduce : reduces(*kernels)) {
               std::vector<Bytes> outs(3, Bytes(bytes + 2 * kGuard, std::byte{0x5a}));
               Dst dsts[3];
               for (int d = 0; d < n_dsts; ++d) {
-                // the second destination is like a peer's ring: not streamed
-                dsts[d] = {outs[static_cast<std::size_t>(d)].data() + kGuard - 3 * d - off, stream && d != 1};
+                // the second of three is like a peer's ring: not streamed
+                const bool streams = stream && (n_dsts < 3 || d != 1);
+                dsts[d] = {outs[static_cast<std::size_t>(d)].data() + kGuard - 3 * d - off, streams};
               }
               reduce(dsts, n_dsts, srcs.data(), n, bytes);
               const std::string what = std::string(kernels->instruction_set) + (stream ? ", streaming" : "");
@@ -162,10 +163,11 @@ TEST(Copies, GoToEveryDestinationAtAnyOffset) {
     for (const std::size_t bytes : {0, 1, 15, 64, 129, 4095, 16384, 40001}) {
       for (std::size_t offset = 0; offset < 64; offset += 13) {
         const Bytes source = test::random_bytes(bytes + kGuard, bytes);
-        for (const bool stream : {false, true}) {
+        for (const int streams : {0, 2, 3}) {  // of the destinations
           std::vector<Bytes> outs(3, Bytes(bytes + 2 * kGuard, std::byte{0x5a}));
           Dst dsts[3];
-          for (std::size_t d = 0; d < 3; ++d) dsts[d] = {outs[d].data() + offset + d + 1, stream && d != 0};
+          for (int d = 0; d < 3; ++d)
+            dsts[d] = {outs[static_cast<std::size_t>(d)].data() + offset + d + 1, d >= 3 - streams};
           copy(dsts, 3, source.data() + offset, bytes);
           for (const Dst& dst : dsts) {
             const bool same = std::memcmp(dst.at, source.data() + offset, bytes) == 0;

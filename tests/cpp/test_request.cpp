@@ -247,6 +247,9 @@ TEST(RootedRequests, NeedOnlyTheirOwnBuffersBesideTheRoot) {
   EXPECT_EQ(Request(Collective::gather, in, kMe, kRanks).out_bytes, 0u);
   EXPECT_EQ(Request(Collective::broadcast, out, kMe, kRanks).in_bytes, 0u);
   EXPECT_EQ(Request(Collective::scatter, out, kMe, kRanks).in_bytes, 0u);
+  EXPECT_EQ(Request(Collective::reduce, in, kMe, kRanks).written_bytes(), kBlock);
+  EXPECT_EQ(Request(Collective::gather, in, kMe, kRanks).written_bytes(), kBlock);
+  EXPECT_EQ(Request(Collective::scatter, out, kMe, kRanks).written_bytes(), kBlock);
   try {  // the missing buffer is the output; there is no input either, but none is needed
     Request(Collective::scatter, {.count = kCount, .root = 0}, kMe, kRanks);
     ADD_FAILURE() << "no error";
