@@ -35,8 +35,8 @@ struct Request {
   // Returns the bytes of the larger buffer of any rank, by which the plan chooses.
   std::size_t bytes() const { return args.bytes; }
   bool in_place() const { return args.in == args.out; }
-  // Returns the bytes by which what this rank writes goes around the cache: of its output, or of its input if
-  // it has none, and writes to another rank's.
+  // Returns the bytes of this rank's output, or of its input if it has no output and may write to another
+  // rank's. Where they are many, what it writes goes around the cache.
   std::size_t written_bytes() const { return out_bytes > 0 ? out_bytes : in_bytes; }
 
   // Takes the algorithm that the call names. Throws UsageError if `known` has none of that name.

@@ -66,7 +66,7 @@ void LocalCommunicator::run_parts_on_host(Request& request) {
   Args& args = request.args;
   if (size() == 1) return host::copy(args.out, args.in, args.bytes);
   const bool all = request.collective == Collective::all_to_all_v;
-  args.stream = (all ? request.out_bytes : args.bytes) >= group_.stream_bytes();
+  args.stream = (all ? request.written_bytes() : args.bytes) >= group_.stream_bytes();
   const HostThread::OwnWays own(group_.lane(), !env().stream_chunks);
   bool meets = false, chunks = false;
   for (int p = 0; p < size(); ++p) {
