@@ -35,9 +35,9 @@ std::vector<Made> messages(const T* from, std::size_t many, const char* name, in
   return all;
 }
 
-// Checks a call, and gives it to Communicator::run or `begin` as `to` does: to(arguments of either).
+// Checks a call of `of`, and gives it to Communicator::run or `begin` as `to` does: to(arguments of either).
 template <class To>
-auto dispatch(int ranks, std::int32_t wanted, const unisono_call* from, const To& to) {
+auto dispatch(const Communicator& of, std::int32_t wanted, const unisono_call* from, const To& to) {
   const auto collective = number<Collective>(wanted, kRunnable, "collective", "unisono_collective");
   if (collective == Collective::barrier && !from) return to(collective);
   unisono_call room;
@@ -62,17 +62,17 @@ auto dispatch(int ranks, std::int32_t wanted, const unisono_call* from, const To
     case Collective::recv:
     case Collective::send_recv: return to(collective, call, c.to, c.from);
     case Collective::all_to_all_v: {
-      const auto sends = counts(c.send_counts, "call->send_counts", ranks);
-      return to(call, sends, counts(c.recv_counts, "call->recv_counts", ranks));
+      const auto sends = counts(c.send_counts, "call->send_counts", of.size());
+      return to(call, sends, counts(c.recv_counts, "call->recv_counts", of.size()));
     }
     case Collective::batch_send_recv: break;
     default: return to(collective, call);
   }
   const auto sends =
-      messages<Outgoing>(c.sends, c.num_sends, "sends", ranks,
+      messages<Outgoing>(c.sends, c.num_sends, "sends", of.size(),
                          [](const unisono_outgoing& one) { return Outgoing{one.data, one.bytes, one.to}; });
   const auto receives =
-      messages<Incoming>(c.receives, c.num_receives, "receives", ranks,
+      messages<Incoming>(c.receives, c.num_receives, "receives", of.size(),
                          [](const unisono_incoming& one) { return Incoming{one.data, one.bytes, one.from}; });
   return to(call, std::span<const Outgoing>(sends), std::span<const Incoming>(receives));
 }
@@ -84,7 +84,7 @@ unisono_received as_c(const Received& received) { return {received.bytes, receiv
 int unisono_run(unisono_comm* comm, std::int32_t collective, const unisono_call* call) {
   return guarded([&] {
     Communicator& of = given(comm, "comm").communicator;
-    dispatch(of.size(), collective, call, [&](const auto&... form) {
+    dispatch(of, collective, call, [&](const auto&... form) {
       if constexpr (sizeof...(form) < 5) return of.run(form...);
       else if (const Received received = of.run(form...); call->received) *call->received = as_c(received);
     });
@@ -97,8 +97,7 @@ int unisono_begin(unisono_comm* comm, std::int32_t collective, const unisono_cal
     given(work, "work") = nullptr;
     Communicator& of = given(comm, "comm").communicator;
     auto made = std::make_unique<unisono_work>();
-    made->work =
-        dispatch(of.size(), collective, call, [&](const auto&... form) { return of.begin(form...); });
+    made->work = dispatch(of, collective, call, [&](const auto&... form) { return of.begin(form...); });
     *work = made.release();
   });
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/failure.hpp"
+#include "base/process.hpp"
 #include "core/plan.hpp"
 #include "core/request.hpp"
 #include "core/turns.hpp"
@@ -106,7 +107,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // peers, and closes. timeout_s: deadline of its waits; 0: the communicator's.
   template <class Body>
   std::invoke_result_t<Body> turn(std::string_view what, const Body& body, double timeout_s = 0) {
-    check_open(what);
+    check_thread(what);
     const Turns::Turn turn(turns_, turns_.come());
     return in_turn(what, body, timeout_s);
   }
@@ -274,7 +275,8 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
 
   static double timeout_of(const Options& options);  // throws UsageError for what is none
 
-  virtual bool inherited() const = 0;
+  // Returns whether this process was forked from the rank: it has the rank's memory, but must not act for it.
+  bool inherited() const { return forks_ != forks(); }
   // Closes the communicator from within a call.
   virtual void leave() noexcept = 0;
   // Begins a call. Throws the communicator's failure, if there is one.
@@ -309,6 +311,10 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   // Throws UsageError if this thread cannot make a call.
   void check_open(std::string_view what) const {
     check_closed(what);
+    check_thread(what);
+  }
+  // Throws UsageError if this thread cannot have a turn. Whether the communicator is closed shows in it.
+  void check_thread(std::string_view what) const {
     if (inherited()) refuse_inherited(what);
     check_outside(what);
   }
@@ -323,6 +329,7 @@ class [[gnu::visibility("hidden")]] Communicator::Impl {
   std::string problem_of(const MemoryRange& range) const;
   void drop(Registration::State& one) noexcept;
 
+  const unsigned forks_ = forks();
   Turns turns_;
   std::mutex beginning_;  // guards the making of call_threads_
   std::unique_ptr<CallThreads> call_threads_;

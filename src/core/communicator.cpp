@@ -226,7 +226,7 @@ Call as_bytes(Call call) {
 void Communicator::run(Collective collective, const Call& call) {
   if (collective == Collective::barrier) return impl_->barrier(call);
   check_alone(collective);
-  impl_->run({collective, call, rank(), size()});
+  impl_->run({collective, call, impl_->rank(), impl_->size()});
 }
 void Communicator::run(Collective collective, const Call& call, int to, int from) {
   const Ends ends = ends_of(collective, to, from);

@@ -177,8 +177,7 @@ Message::Message(Collective collective, const Call& call, int ranks, int with, i
   check_timeout(call);
 }
 
-void check_op(DType dtype, Op op, Memory memory) {
-  if (has_op(dtype, op, memory)) return;
+void refuse_op(DType dtype, Op op) {
   const std::string name(name_of(op));
   if (!has_op(dtype, op))
     throw UsageError(name + " is for integers (i8, u8, i32, i64), not " + std::string(name_of(dtype)) +
@@ -255,7 +254,7 @@ void Request::name_algorithm(const std::vector<Algorithm>& known) {
 
 // A GPU loads no element from elsewhere.
 void Request::check_alignment() const {
-  if (call->memory != Memory::device || !combines(collective)) return;
+  if (!combines(collective)) return;
   const auto all = reinterpret_cast<std::uintptr_t>(args.in) | reinterpret_cast<std::uintptr_t>(args.out);
   if (const std::size_t size = size_of(call->dtype); all % size != 0)
     throw UsageError(std::string(name_of(collective)) + " of " + std::string(name_of(call->dtype)) +
@@ -266,7 +265,7 @@ void Request::check_alignment() const {
 void Request::check_buffers(std::size_t at_in, std::size_t at_out) const {
   if (in_bytes > 0 && !args.in) refuse_missing(collective, "an input");
   if (out_bytes > 0 && !args.out) refuse_missing(collective, "an output");
-  check_alignment();
+  if (call->memory == Memory::device) check_alignment();
   if (in_bytes == 0 || out_bytes == 0) return;
   const bool apart = args.in + in_bytes <= args.out || args.out + out_bytes <= args.in;
   if (!apart && args.in + at_out != args.out + at_in) refuse_overlap(collective);

@@ -101,8 +101,11 @@ struct Message {
   std::string_view what() const { return sends ? "send" : "recv"; }
 };
 
+[[noreturn]] void refuse_op(DType dtype, Op op);  // of check_op
 // Throws UsageError unless elements of that type, in that memory, are combined by that op.
-void check_op(DType dtype, Op op, Memory memory);
+inline void check_op(DType dtype, Op op, Memory memory) {
+  if (!has_op(dtype, op, memory)) refuse_op(dtype, op);
+}
 
 // Throws UsageError for a Call::timeout_s that the call cannot have.
 void check_timeout(const Call& call);

@@ -177,7 +177,6 @@ class FabricCommunicator final : public Communicator::Impl {
     any_symmetric_ = true;
   }
 
-  bool inherited() const override { return group_.inherited(); }
   void leave() noexcept override { group_.leave(); }
   void enter(std::string_view what, std::uint64_t call) override { group_.enter(what, call); }
   void ended() noexcept override { group_.ended(); }

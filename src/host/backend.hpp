@@ -80,7 +80,6 @@ class LocalCommunicator : public Communicator::Impl {
 
  private:
   bool reaches_any_memory() const override { return group_.reaches_all(); }
-  bool inherited() const override { return group_.inherited(); }
   void leave() noexcept override { group_.leave(); }
   void enter(std::string_view what, std::uint64_t call) override {
     group_.doing(what, call);

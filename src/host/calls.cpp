@@ -46,6 +46,10 @@ LocalCommunicator::Choice LocalCommunicator::choose_program(Request& request) {
 template <class Program>
 void LocalCommunicator::run_chosen(Request& request, const Choice& choice, const Program& program) {
   const auto [asks, way] = choice;
+  if (!asks && !way) {  // as of most small calls: there is nothing to learn
+    group_.will_move(request.bytes(), request.algorithm);
+    return program();
+  }
   const CollectiveTraits& traits = traits_of(request.collective);
   const bool waits = traits.has_output(rank(), request.args.root);
   const bool held = way && !asks && traits.out.root_only && waits;
@@ -153,6 +157,7 @@ std::vector<byte*> LocalCommunicator::parts_of(const void* symmetric) const {
 // Returns, alike on every rank, whether the ranks first exchange their buffers' places, for a direct program.
 // Large calls do if every rank may reach the buffers. plain: `planned`.
 bool LocalCommunicator::asks_for_places(const Request& request, Algorithm plain) const {
+  if (!is_direct(plain) && !symmetric_->ever()) return false;  // most small calls
   if (size() == 1 || request.bytes() == 0) return false;
   if (request.algorithm != Algorithm::automatic) return is_direct(plain);
   return (is_direct(plain) && group_.reaches_all()) ||

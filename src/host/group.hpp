@@ -51,7 +51,10 @@ class Group {
   bool uses_cells() const { return cells_.load(std::memory_order_relaxed); }
   // Counts what a call of all ranks will move, and sees to the rings before its first chunk. Requires: the
   // same on every rank. Throws ResourceError on every rank, which may go on, if there is no room for rings.
-  void will_move(std::size_t bytes, Algorithm by);
+  void will_move(std::size_t bytes, Algorithm by) {
+    moved_ += kOfACall + bytes * (cached_ && bytes >= kLarge ? kSooner : 1);
+    if (!is_packets(by) || moved_ >= kTimedFor) see_to_chunks(by);
+  }
 
   // Return, alike on every rank, whether ranks reach each other's plain pointers: as they are, in one
   // process; or also as far addresses, if the kernel lets every rank copy from and to every other's memory.
@@ -179,6 +182,12 @@ class Group {
   // due: chunks go as in earlier groups of these processes, until calls have moved some. fixed: as the user
   // says.
   enum class Timing : std::uint8_t { due, done, fixed };
+  // Chunks are timed again after so many bytes: a virtual machine's cores may have come nearer, or gone
+  // apart. Large calls count more while chunks go through the cache. Between cores that have gone apart they
+  // take up to five times as long so, and to time the way takes less than around the cache.
+  static constexpr std::size_t kTimedFor = std::size_t{256} << 20, kOfACall = 4096;
+  static constexpr std::size_t kLarge = std::size_t{64} << 10, kSooner = 4;
+  void see_to_chunks(Algorithm by);  // of will_move
   void choose_chunks(bool first, bool looks_at_kernel = false);
   PieceTimes time_chunks(int rounds);
   void choose_large();

@@ -26,11 +26,6 @@ constexpr int kManyRounds = 20, kFewRounds = 7;
 constexpr double kConfinedPays = 1.1;
 // Calls gain more from cells than pieces that are timed (docs/notes/host-rings.md).
 constexpr double kCellsPay = 1.3;
-// Chunks are timed again after so many bytes: a virtual machine's cores may have come nearer, or gone apart.
-// Large calls count more while chunks go through the cache. Between cores that have gone apart they take up
-// to five times as long so, and to time the way takes less than around the cache.
-constexpr std::size_t kTimedFor = std::size_t{256} << 20, kOfACall = 4096;
-constexpr std::size_t kLarge = std::size_t{64} << 10, kSooner = 4;
 // A later group first times them when its calls have taken about as long as the timing takes.
 constexpr std::size_t kFirstTimedAfter = std::size_t{16} << 20;
 
@@ -41,8 +36,7 @@ std::atomic<bool> Group::measured_cells_ = true;
 std::atomic<KernelCopies> Group::found_ = KernelCopies::unknown;
 std::atomic<bool> Group::abreast_ = false;
 
-void Group::will_move(std::size_t bytes, Algorithm by) {
-  moved_ += kOfACall + bytes * (cached_ && bytes >= kLarge ? kSooner : 1);
+void Group::see_to_chunks(Algorithm by) {
   const bool first = timing_ == Timing::due && !is_packets(by) && moved_ >= kFirstTimedAfter;
   if (ring_bytes_ > 0 && (first || !(is_packets(by) || is_direct(by)))) {
     AllocationAgreement agreement(*this, ring_bytes_, "memory of rings");

@@ -74,11 +74,16 @@ HostThread::HostThread(int rank, const Layout& layout, std::vector<std::shared_p
              }),
       scratch_(new byte[2 * segments_.size() * kScratch]),
       sources_(segments_.size()),
-      destinations_(segments_.size()) {}
+      destinations_(segments_.size()) {
+  for (int peer = 0; peer < size(); ++peer) {
+    signals(peer).packets_to = packets(peer, rank_);
+    signals(peer).packets_from = packets(rank_, peer);
+  }
+}
 
-void HostThread::fill_packets(int owner, int writer, std::uint64_t& filled) {
+void HostThread::fill_packets(int owner, host::Line* ring, std::uint64_t& filled) {
   constexpr std::size_t kPage = 4096;
-  watch_.fill(owner, reinterpret_cast<const byte*>(packet(owner, writer, filled)), kPage);
+  watch_.fill(owner, reinterpret_cast<const byte*>(&packet(ring, filled)), kPage);
   filled += kPage / sizeof(host::Line);
   if (filled == kPackets) filled = kNone;
 }
@@ -118,8 +123,8 @@ void HostThread::put_packets(int peer, const byte* src, std::size_t bytes) {
   Counters& c = signals(peer);
   const std::uint64_t first = c.packets_sent;
   for (; bytes > 0; ++c.packets_sent) {
-    if (c.packets_sent == c.filled_to) fill_packets(peer, rank_, c.filled_to);
-    host::Line& line = *packet(peer, rank_, c.packets_sent);
+    if (c.packets_sent == c.filled_to) fill_packets(peer, c.packets_to, c.filled_to);
+    host::Line& line = packet(c.packets_to, c.packets_sent);
     const std::size_t length = std::min(bytes, kPacketBytes);
     if (length == kPacketBytes) std::memcpy(line.payload, src, kPacketBytes);
     else std::memcpy(line.payload, src, length);
@@ -128,17 +133,23 @@ void HostThread::put_packets(int peer, const byte* src, std::size_t bytes) {
     bytes -= length;
   }
   for (std::uint64_t next = c.packets_sent; next < 2 * c.packets_sent - first; ++next)
-    host::own(packet(peer, rank_, next));
+    host::own(&packet(c.packets_to, next));
+}
+
+host::Line& HostThread::take_packet(int peer) {
+  Counters& c = signals(peer);
+  if (c.packets_taken == c.filled_from) fill_packets(rank_, c.packets_from, c.filled_from);
+  host::Line& line = packet(c.packets_from, c.packets_taken);
+  const std::uint32_t lap = lap_of(c.packets_taken);
+  if (!host::reached(line, lap)) await(line, lap, peer, Slot::packet_credit, kMarks + 1);
+  if ((line.flag.load(std::memory_order_relaxed) & kMarks) != mark_) watch_.differs(peer);
+  ++c.packets_taken;
+  return line;
 }
 
 void HostThread::take_packets(int peer, byte* dst, std::size_t bytes) {
-  Counters& c = signals(peer);
-  for (; bytes > 0; ++c.packets_taken) {
-    if (c.packets_taken == c.filled_from) fill_packets(rank_, peer, c.filled_from);
-    host::Line& line = *packet(rank_, peer, c.packets_taken);
-    const std::uint32_t lap = lap_of(c.packets_taken);
-    if (!host::reached(line, lap)) await(line, lap, peer, Slot::packet_credit, kMarks + 1);
-    if ((line.flag.load(std::memory_order_relaxed) & kMarks) != mark_) watch_.differs(peer);
+  while (bytes > 0) {
+    const host::Line& line = take_packet(peer);
     const std::size_t length = std::min(bytes, kPacketBytes);
     if (length == kPacketBytes) std::memcpy(dst, line.payload, kPacketBytes);
     else std::memcpy(dst, line.payload, length);
@@ -181,8 +192,8 @@ bool HostThread::packet_comes(int peer) {
 
 bool HostThread::has_packet(int peer) {
   Counters& c = signals(peer);
-  if (c.packets_taken == c.filled_from) fill_packets(rank_, peer, c.filled_from);
-  return host::reached(*packet(rank_, peer, c.packets_taken), lap_of(c.packets_taken));
+  if (c.packets_taken == c.filled_from) fill_packets(rank_, c.packets_from, c.filled_from);
+  return host::reached(packet(c.packets_from, c.packets_taken), lap_of(c.packets_taken));
 }
 
 // Ranks of one call agree on which of both comes first from a peer. What it puts there later is seen later.

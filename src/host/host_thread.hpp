@@ -216,10 +216,12 @@ class HostThread {
   std::uint64_t packets_sent(int peer) { return signals(peer).packets_sent; }
   std::uint64_t packets_taken(int peer) { return signals(peer).packets_taken; }
 
-  // Packets as operands of a move pass through scratch of this rank.
+  // Packets as operands of a move pass through scratch of this rank, but for a single one from a peer.
   Dst packets_to(int peer, std::size_t) { return {scratch(2 * peer)}; }
   void commit_packets(int peer, std::size_t bytes) { put_packets(peer, scratch(2 * peer), bytes); }
+  // A single packet is read where it lies: it stays until the program releases it.
   const byte* packets_from(int peer, std::size_t bytes) {
+    if (bytes > 0 && bytes <= kPacketBytes) return take_packet(peer).payload;
     take_packets(peer, scratch(2 * peer + 1), bytes);
     return scratch(2 * peer + 1);
   }
@@ -267,6 +269,7 @@ class HostThread {
     std::size_t bytes = 0;
   };
   struct Counters {
+    host::Line *packets_to, *packets_from;  // rings: the peer's of this rank's packets, and the other one
     Placed put, taken;
     std::size_t ring_filled = 0;  // bytes of the ring to the peer that have memory
     std::uint32_t signalled[kSlots] = {}, awaited[kSlots] = {};
@@ -295,13 +298,16 @@ class HostThread {
   host::Line* line(int owner, Slot slot, int writer) {
     return lines(owner) + static_cast<std::ptrdiff_t>(slot) * size() + writer;
   }
-  host::Line* packet(int owner, int writer, std::uint64_t number) {
+  host::Line* packets(int owner, int writer) {
     return reinterpret_cast<host::Line*>(bases_[static_cast<std::size_t>(owner)] + layout_.packets) +
-           static_cast<std::uint64_t>(writer) * kPackets + number % kPackets;
+           static_cast<std::ptrdiff_t>(writer) * kPackets;
   }
+  static host::Line& packet(host::Line* ring, std::uint64_t number) { return ring[number % kPackets]; }
+  // Waits for the next packet of the peer. It stays until the peer has credit for its place.
+  host::Line& take_packet(int peer);
   // Take memory for what comes next. The reader of a ring has it from its writer: to map pages that are there
   // as they are read costs less than to ask for them.
-  void fill_packets(int owner, int writer, std::uint64_t& filled);
+  void fill_packets(int owner, host::Line* ring, std::uint64_t& filled);
   void fill_ring(int peer, Counters& c);
   // Chooses how the next piece to the peer goes, and where.
   void choose_way(int peer, Placed& next, std::size_t bytes) {

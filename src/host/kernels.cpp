@@ -201,7 +201,11 @@ template <class T, Op op, bool kAbreast>
 template <class T, Op op, bool kAbreast = false>
 void reduce(const Dst* dsts, int n_dsts, const byte* const* srcs, int n_srcs, std::size_t bytes) {
   byte* const first = dsts[0].at;
-  if (n_dsts == 1 && !dsts[0].stream) return reduce_part<T, op, kAbreast>(first, srcs, n_srcs, 0, bytes);
+  if (n_dsts == 1 && !dsts[0].stream) {
+    if (n_srcs == 2 && bytes < kLine)  // of a small call, for which the steps below are dear
+      return pass<T, op, 2, true, true>(first, nullptr, srcs, 0, bytes / sizeof(T), 2);
+    return reduce_part<T, op, kAbreast>(first, srcs, n_srcs, 0, bytes);
+  }
   if (dsts[0].stream) {
     reduce_streaming<T, op, kAbreast>(dsts, n_dsts, srcs, n_srcs, bytes);
   } else {

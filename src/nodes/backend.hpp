@@ -91,7 +91,6 @@ class NodesCommunicator final : public Communicator::Impl {
   std::shared_ptr<void> do_register(const MemoryRange& range) override;
   void do_end(Registration::State& one) override;
 
-  bool inherited() const override { return forks_ != forks(); }
   void leave() noexcept override {
     abandoned_ = true;
     close();
@@ -139,7 +138,6 @@ class NodesCommunicator final : public Communicator::Impl {
   const Limits limits_;
   const double timeout_s_;
   const std::function<void()> while_waiting_;
-  const unsigned forks_ = forks();
   std::string doing_ = "init";
   std::atomic<bool> closed_ = false;
   bool abandoned_ = false;      // closed in the middle of a call
