@@ -46,13 +46,9 @@ LocalCommunicator::Choice LocalCommunicator::choose_program(Request& request) {
 template <class Program>
 void LocalCommunicator::run_chosen(Request& request, const Choice& choice, const Program& program) {
   const auto [asks, way] = choice;
-  if (!asks && !way) {  // as of most small calls: there is nothing to learn
-    group_.will_move(request.bytes(), request.algorithm);
-    return program();
-  }
   const CollectiveTraits& traits = traits_of(request.collective);
-  const bool waits = traits.has_output(rank(), request.args.root);
-  const bool held = way && !asks && traits.out.root_only && waits;
+  const bool waits = way && traits.has_output(rank(), request.args.root);
+  const bool held = waits && !asks && traits.out.root_only;
   const auto began = held || (way && asks) ? Clock::now() : Clock::time_point{};
   const bool learns = asks && meet_places(request, way) && way;
   const auto met = learns ? Clock::now() : Clock::time_point{};

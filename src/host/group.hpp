@@ -53,7 +53,7 @@ class Group {
   // same on every rank. Throws ResourceError on every rank, which may go on, if there is no room for rings.
   void will_move(std::size_t bytes, Algorithm by) {
     moved_ += kOfACall + bytes * (cached_ && bytes >= kLarge ? kSooner : 1);
-    if (!is_packets(by) || moved_ >= kTimedFor) see_to_chunks(by);
+    if (!is_packets(by) || moved_ >= kTimedFor) see_to_chunks(by);  // packets need no chunks
   }
 
   // Return, alike on every rank, whether ranks reach each other's plain pointers: as they are, in one
